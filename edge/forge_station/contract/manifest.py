@@ -1,0 +1,163 @@
+"""The manifest of a model bundle: what is in it, for which contract, and whether it is intact.
+
+It does no I/O: the caller reads the bytes. Signatures are checked by `bundle.py`, not here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_station.contract import CONTRACT_VERSION, record
+from forge_station.contract.error import ContractError, Fault
+
+MANIFEST_NAME = "manifest.json"
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,3}")
+_MAX_FILES = 200
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of the bundle: lower-case hex SHA-256 and size in bytes."""
+
+    sha256: str = record.limited(pattern="[0-9a-f]{64}", meaning="64 lower-case hex digits")
+    bytes: int = record.limited(0)
+
+    def __post_init__(self) -> None:
+        record.check(self)
+
+    @classmethod
+    def of(cls, content: bytes) -> FileEntry:
+        return cls(hashlib.sha256(content).hexdigest(), len(content))
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A bundle's description. `release_counter` only ever grows: it guards against roll-back."""
+
+    name: str = record.limited(pattern="[a-z0-9][a-z0-9._-]{0,63}", meaning="a lower-case name")
+    version: str = record.limited(pattern=r"\d+\.\d+\.\d+.*", meaning="a version like 1.0.0")
+    release_counter: int = record.limited(0)
+    contract_version: str
+    precision: str
+    """Of the weights: fp32, fp16, int8 or w4a16."""
+    files: Mapping[str, FileEntry]
+    """Relative path with forward slashes -> entry; the manifest itself is not listed."""
+    images: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Picture kind ("sheet", "surface") -> (height, width) in pixels that the model was made for."""
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    """Names of special tokens and of the vocabulary ("vocab_size", "image_pad", "eos") -> number."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers of the network that the runtime needs (patch, merge, window, heads, layers...)."""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    """Name -> the operating point the model was released with; a station may override it."""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """Figures of the training card: data, steps, evaluation results with intervals."""
+    created: str = ""
+    """RFC 3339, UTC."""
+    line: str = ""
+    """Product line it was made for; empty: any."""
+
+    def __post_init__(self) -> None:
+        record.check(self)
+        faults = []
+        mine, theirs = CONTRACT_VERSION.split(".")[0], self.contract_version.split(".")[0]
+        if mine != theirs:
+            allowed = f"{mine}.x: export the bundle again with this release"
+            faults.append(Fault("contract_version", self.contract_version, allowed))
+        if not 0 < len(self.files) <= _MAX_FILES:
+            faults.append(Fault("files", f"{len(self.files)} files", f"1 to {_MAX_FILES} files"))
+        for name in self.files:
+            if not _FILE_NAME.fullmatch(name) or name == MANIFEST_NAME:
+                allowed = "a relative path inside the bundle, forward slashes, no . or .. part"
+                faults.append(Fault(f"files.{name}", "not a name for a bundle file", allowed))
+        if faults:
+            raise ContractError("the manifest is not valid", which=self.name, faults=faults)
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the canonical manifest: names the bundle, since it holds all file digests."""
+        return hashlib.sha256(self.to_json()).hexdigest()
+
+    def to_json(self) -> bytes:
+        """Canonical JSON: sorted keys, one line each, UTF-8, newline at the end."""
+        text = json.dumps(record.write(self), indent=1, sort_keys=True, ensure_ascii=False)
+        return f"{text}\n".encode()
+
+
+def parse(content: bytes, which: str = MANIFEST_NAME) -> Manifest:
+    """The manifest from the bytes of its file. Raises ContractError with every problem.
+
+    `which` names the file in messages.
+    """
+    try:
+        data = json.loads(content.decode("utf-8"), object_pairs_hook=_no_duplicates)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ContractError(
+            "the manifest is not JSON",
+            which=which,
+            got=str(error),
+            action="the bundle is truncated or edited; copy it again",
+        ) from error
+    try:
+        return record.read(Manifest, data)
+    except ContractError as error:
+        raise ContractError("the manifest is not valid", which=which, faults=error.faults) from error
+
+
+def verify(manifest: Manifest, name: str, content: bytes) -> None:
+    """Raise ContractError unless `content` is exactly the file `name` that the manifest lists."""
+    verify_digest(manifest, name, len(content), hashlib.sha256(content).hexdigest())
+
+
+def verify_digest(manifest: Manifest, name: str, size: int, sha256: str) -> None:
+    """As `verify`, for a caller that hashed a large file in pieces. `size` in bytes."""
+    entry = manifest.files.get(name)
+    which = f"{manifest.name}: {name}"
+    if entry is None:
+        listed = ", ".join(sorted(manifest.files))
+        raise ContractError("file is not part of the bundle", which=which, expected=listed)
+    if size != entry.bytes:
+        raise ContractError(
+            "bundle file has the wrong size",
+            which=which,
+            expected=f"{entry.bytes} bytes",
+            got=f"{size} bytes",
+            action="the bundle is truncated or edited; copy it again",
+        )
+    if sha256 != entry.sha256:
+        raise ContractError(
+            "bundle file was changed",
+            which=which,
+            expected=f"sha256 {entry.sha256[:16]}...",
+            got=f"{sha256[:16]}...",
+            action="the bundle is edited or damaged; copy it again",
+        )
+
+
+def verify_all(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
+    """Verify every listed file, and that no other is there. Raises ContractError with all faults."""
+    faults = []
+    for name in sorted({*manifest.files, *contents}):
+        if name not in contents:
+            faults.append(Fault(name, "missing", "the file as released"))
+            continue
+        try:
+            verify(manifest, name, contents[name])
+        except ContractError as error:
+            faults.append(Fault(name, f"{error.what}, {error.got}", str(error.expected)))
+    if faults:
+        raise ContractError("the bundle is not intact", which=manifest.name, faults=faults)
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [key for key, _ in pairs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise json.JSONDecodeError(f"key given twice: {', '.join(twice)}", "", 0)
+    return result
