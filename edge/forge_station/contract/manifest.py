@@ -10,10 +10,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from forge_station.contract import CONTRACT_VERSION, record
 from forge_station.contract.error import ContractError, Fault
+from forge_station.contract.record import Count, Limit
 
 MANIFEST_NAME = "manifest.json"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,3}")
@@ -24,8 +25,8 @@ _MAX_FILES = 200
 class FileEntry:
     """A file of the bundle: lower-case hex SHA-256 and size in bytes."""
 
-    sha256: str = record.limited(pattern="[0-9a-f]{64}", meaning="64 lower-case hex digits")
-    bytes: int = record.limited(0)
+    sha256: Annotated[str, Limit(pattern="[0-9a-f]{64}", meaning="64 lower-case hex digits")]
+    size: Count
 
     def __post_init__(self) -> None:
         record.check(self)
@@ -39,9 +40,9 @@ class FileEntry:
 class Manifest:
     """A bundle's description. `release_counter` only ever grows: it guards against roll-back."""
 
-    name: str = record.limited(pattern="[a-z0-9][a-z0-9._-]{0,63}", meaning="a lower-case name")
-    version: str = record.limited(pattern=r"\d+\.\d+\.\d+.*", meaning="a version like 1.0.0")
-    release_counter: int = record.limited(0)
+    name: Annotated[str, Limit(pattern="[a-z0-9][a-z0-9._-]{0,63}", meaning="a lower-case name")]
+    version: Annotated[str, Limit(pattern=r"\d+\.\d+\.\d+.*", meaning="a version like 1.0.0")]
+    release_counter: Count
     contract_version: str
     precision: str
     """Of the weights: fp32, fp16, int8 or w4a16."""
@@ -106,7 +107,9 @@ def parse(content: bytes, which: str = MANIFEST_NAME) -> Manifest:
     try:
         return record.read(Manifest, data)
     except ContractError as error:
-        raise ContractError("the manifest is not valid", which=which, faults=error.faults) from error
+        raise ContractError(
+            "the manifest is not valid", which=which, faults=error.faults
+        ) from error
 
 
 def verify(manifest: Manifest, name: str, content: bytes) -> None:
@@ -121,11 +124,11 @@ def verify_digest(manifest: Manifest, name: str, size: int, sha256: str) -> None
     if entry is None:
         listed = ", ".join(sorted(manifest.files))
         raise ContractError("file is not part of the bundle", which=which, expected=listed)
-    if size != entry.bytes:
+    if size != entry.size:
         raise ContractError(
             "bundle file has the wrong size",
             which=which,
-            expected=f"{entry.bytes} bytes",
+            expected=f"{entry.size} bytes",
             got=f"{size} bytes",
             action="the bundle is truncated or edited; copy it again",
         )

@@ -8,49 +8,69 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from enum import Enum
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from forge_station.contract.error import ContractError, Fault
 
 T = TypeVar("T")
 Converter = Callable[[object], object]
 
-REQUIRED = dataclasses.MISSING
-"""As `default` of `limited`: the field has none."""
 
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """Stands in `Annotated[...]`: a number lies in [low, high], a text matches `pattern` fully.
 
-def limited(
-    low: float | None = None,
-    high: float | None = None,
-    *,
-    pattern: str | None = None,
-    meaning: str = "",
-    default: Any = REQUIRED,
-) -> Any:
-    """A dataclass field whose number lies in [low, high] or whose text matches `pattern` fully.
-
-    `meaning` says in words what the pattern stands for. Checked by `read` and by `check`.
+    `meaning` says the pattern in words. Enforced by `read`, and by `check` in `__post_init__`.
     """
-    metadata = {"low": low, "high": high, "pattern": pattern, "meaning": meaning}
-    if default is REQUIRED:
-        return dataclasses.field(metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+
+    low: float | None = None
+    high: float | None = None
+    pattern: str | None = None
+    meaning: str = ""
+
+    def violated_by(self, value: object) -> str | None:
+        """What is allowed, when the value breaks the limit; None when it keeps it."""
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            too_low = self.low is not None and not value >= self.low
+            too_high = self.high is not None and not value <= self.high
+            if too_low or too_high:
+                if self.high is None:
+                    return f"at least {self.low}"
+                return f"at most {self.high}" if self.low is None else f"{self.low} to {self.high}"
+        if self.pattern and isinstance(value, str) and not re.fullmatch(self.pattern, value):
+            return self.meaning or f"text that matches {self.pattern}"
+        return None
+
+
+Probability = Annotated[float, Limit(0.0, 1.0)]
+Score = Annotated[float, Limit(0.0, 10.0)]
+NotNegative = Annotated[float, Limit(0.0)]
+Count = Annotated[int, Limit(0)]
+
+
+@functools.cache
+def hints_of(cls: Hashable) -> dict[str, Any]:
+    """Field name -> type with its `Limit`s, strings resolved."""
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def check(instance: Any) -> None:
-    """For `__post_init__`: raise ContractError when a `limited` field is outside its limits."""
+    """For `__post_init__`: raise ContractError when a value is outside the `Limit` of its field."""
     faults = []
-    for field in dataclasses.fields(instance):
-        allowed = _violated(field, getattr(instance, field.name))
+    for name, hint in hints_of(type(instance)).items():
+        value = getattr(instance, name)
+        allowed = next(
+            (text for limit in _limits(hint) if (text := limit.violated_by(value))), None
+        )
         if allowed:
-            got = _shown(getattr(instance, field.name))
-            faults.append(Fault(field.name, got, allowed))
+            faults.append(Fault(name, _shown(value), allowed))
     if faults:
         raise ContractError(f"{type(instance).__name__} is not valid", faults=faults)
 
@@ -69,7 +89,9 @@ def read(
     reader = _Reader(dict(converters or {}))
     value = reader.value(cls, data, where)
     if reader.faults:
-        raise ContractError(f"{cls.__name__} is not valid", which=where or None, faults=reader.faults)
+        raise ContractError(
+            f"{cls.__name__} is not valid", which=where or None, faults=reader.faults
+        )
     return typing.cast(T, value)
 
 
@@ -109,6 +131,8 @@ class _Reader:
             except ValueError as error:
                 return self.fault(path, _shown(data), str(error))
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if origin is Annotated:
+            return self.limited(hint, data, path)
         if origin in (typing.Union, types.UnionType):
             return self.union(arguments, data, path)
         if origin is Literal:
@@ -127,6 +151,15 @@ class _Reader:
                 return hint(data)
             return self.fault(path, _shown(data), _one_of(names))
         return self.scalar(hint, data, path)
+
+    def limited(self, hint: Any, data: object, path: str) -> object:
+        noted = len(self.faults)
+        value = self.value(typing.get_args(hint)[0], data, path)
+        for limit in _limits(hint) if len(self.faults) == noted else ():
+            allowed = limit.violated_by(value)
+            if allowed:
+                return self.fault(path, _shown(data), allowed)
+        return value
 
     def scalar(self, hint: Any, data: object, path: str) -> object:
         if hint is float:
@@ -193,7 +226,7 @@ class _Reader:
             return self.fault(path, _shown(data), f"a table with the keys {names}")
         before = len(self.faults)
         fields = {field.name: field for field in dataclasses.fields(cls)}
-        hints = typing.get_type_hints(cls)
+        hints = hints_of(cls)
         for key in data:
             if key not in fields:
                 near = difflib.get_close_matches(str(key), list(fields), n=1)
@@ -204,14 +237,13 @@ class _Reader:
         for name, field in fields.items():
             place = _join(path, name)
             if name not in data:
-                if field.default is REQUIRED and field.default_factory is REQUIRED:
+                if (
+                    field.default is dataclasses.MISSING
+                    and field.default_factory is dataclasses.MISSING
+                ):
                     self.fault(place, "missing", _described(hints[name]))
                 continue
-            noted = len(self.faults)
             values[name] = self.value(hints[name], data[name], place)
-            allowed_range = _violated(field, values[name]) if len(self.faults) == noted else None
-            if allowed_range:
-                self.fault(place, _shown(data[name]), allowed_range)
         if len(self.faults) > before:
             return None
         try:
@@ -240,6 +272,8 @@ def _one_of(items: Any) -> str:
 
 def _described(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _described(arguments[0])
     if origin is Literal:
         return _one_of(arguments)
     if origin is tuple:
@@ -255,17 +289,11 @@ def _described(hint: Any) -> str:
     return words.get(hint, str(hint))
 
 
-def _violated(field: dataclasses.Field[Any], value: object) -> str | None:
-    """What is allowed, when the value breaks the field's limits; None when it keeps them."""
-    low, high = field.metadata.get("low"), field.metadata.get("high")
-    pattern = field.metadata.get("pattern")
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        too_low = low is not None and not value >= low
-        too_high = high is not None and not value <= high
-        if too_low or too_high:
-            if high is None:
-                return f"at least {low}"
-            return f"at most {high}" if low is None else f"{low} to {high}"
-    if pattern and isinstance(value, str) and not re.fullmatch(pattern, value):
-        return field.metadata.get("meaning") or f"text that matches {pattern}"
-    return None
+def _limits(hint: Any) -> tuple[Limit, ...]:
+    """The limits on the value itself: those of `Annotated`, also inside a union with None."""
+    if typing.get_origin(hint) is Annotated:
+        own = tuple(item for item in typing.get_args(hint)[1:] if isinstance(item, Limit))
+        return own + _limits(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return tuple(limit for item in typing.get_args(hint) for limit in _limits(item))
+    return ()

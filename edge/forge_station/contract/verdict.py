@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from forge_station.contract import record
 from forge_station.contract.error import ContractError, Fault
+from forge_station.contract.record import Count, Limit, NotNegative, Probability, Score
 
 SCHEMA = "forge-station.verdict/1.0"
 
@@ -84,19 +85,14 @@ REASONS: Mapping[str, str] = {
 """The published reason codes. Codes may be added in a minor version, never renamed."""
 
 
-def _code() -> Any:
-    return record.limited(pattern=r"[A-Z][A-Z0-9_]{1,39}", meaning="a code like EMPTY_SCENE")
-
-
-def _probability(default: Any = None) -> Any:
-    return record.limited(0.0, 1.0, default=default)
+Code = Annotated[str, Limit(pattern=r"[A-Z][A-Z0-9_]{1,39}", meaning="a code like EMPTY_SCENE")]
 
 
 @dataclass(frozen=True)
 class Reason:
     """Why an outcome is not PASS. `text` is for a person; `code` is for a machine (`REASONS`)."""
 
-    code: str = _code()
+    code: Code
     text: str
     mark: str | None = None
     """The mark in the views that it is about; None: the whole tray."""
@@ -114,9 +110,9 @@ class CheckResult:
     check: CheckName
     outcome: Outcome
     reasons: tuple[Reason, ...] = ()
-    score: float | None = record.limited(0.0, 10.0, default=None)
+    score: Score | None = None
     """VIEScore2 score 0..10 of surface (pq) or conformity (sc); None when not asked for."""
-    confidence: float | None = _probability()
+    confidence: Probability | None = None
     """The model's probability of what it read (the least certain reading counts), 0..1."""
     threshold: float | None = None
     """The limit that `confidence` or `score` was held against; None: no limit applied."""
@@ -138,7 +134,7 @@ class Alternative:
     """A catalogue id that the model also considered, with its probability."""
 
     part: str
-    probability: float = _probability(record.REQUIRED)
+    probability: Probability
 
     def __post_init__(self) -> None:
         record.check(self)
@@ -151,11 +147,11 @@ class PartReading:
     mark: str
     workpiece: str
     model_number: str
-    probability: float = _probability(record.REQUIRED)
+    probability: Probability
     alternatives: tuple[Alternative, ...] = ()
     size_mm: tuple[float, float, float] | None = None
     """Length, width, height, measured on the cloud."""
-    points: int | None = record.limited(0, default=None)
+    points: Count | None = None
     outcome: Outcome = Outcome.PASS
     """FAIL when the specification objects to this very part."""
 
@@ -174,10 +170,10 @@ class SurfaceReading:
 
     mark: str
     defect_class: Literal["normal", "crack", "cut", "deformation", "dent"]
-    probability: float = _probability(record.REQUIRED)
+    probability: Probability
     probabilities: Mapping[str, float] = field(default_factory=dict)
     """Of every defect class; empty when the class was parsed from text."""
-    score: float | None = record.limited(0.0, 10.0, default=None)
+    score: Score | None = None
     explanation: str = ""
     """Text by rule from score and grids (contract/grid.py), no model involved."""
 
@@ -195,7 +191,7 @@ class GridReading:
     """As the papers write it: `artifact:`, then `r5: 8,9` (1-based) or `none`."""
     cells: tuple[tuple[int, int], ...] = ()
     """Defective cells, (row, column), 0-based, row-major."""
-    mm_per_cell: float | None = record.limited(0.0, default=None)
+    mm_per_cell: NotNegative | None = None
     origin_mm: tuple[float, float] | None = None
     """View coordinates (right, up) of the grid's top-left corner, in mm."""
     rows: int = 16
@@ -217,12 +213,12 @@ class GridReading:
 class ScanSummary:
     """What was seen: number of valid points and figures of quality (shares 0..1, mm, counts)."""
 
-    points: int = record.limited(0)
+    points: Count
     quality: Mapping[str, float] = field(default_factory=dict)
     source: str = ""
     """Where it came from: the scanner's driver, or the file that was inspected."""
-    poses: int = record.limited(0, default=1)
-    camera_pixel_mm: float | None = record.limited(0.0, default=None)
+    poses: Count = 1
+    camera_pixel_mm: NotNegative | None = None
     """Size of a camera pixel on the tray; the resolution of the measurement."""
     calibration: str | None = None
     """Digest of the camera calibration; None for clouds and meshes."""
