@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import math
 import re
 import types
 import typing
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -55,10 +54,14 @@ NotNegative = Annotated[float, Limit(0.0)]
 Count = Annotated[int, Limit(0)]
 
 
-@functools.cache
-def hints_of(cls: Hashable) -> dict[str, Any]:
-    """Field name -> type with its `Limit`s, strings resolved."""
-    return typing.get_type_hints(cls, include_extras=True)
+def hints_of(cls: type) -> dict[str, Any]:
+    """Field name -> type with its `Limit`s, strings resolved; resolved once per class."""
+    if cls not in _HINTS:
+        _HINTS[cls] = typing.get_type_hints(cls, include_extras=True)
+    return _HINTS[cls]
+
+
+_HINTS: dict[type, dict[str, Any]] = {}
 
 
 def check(instance: Any) -> None:
