@@ -1,0 +1,174 @@
+"""The part frame: points of one part -> aligned, centred, free of flying points.
+
+Training and the station align parts with this code. It does not know trays, neighbours or kinds
+of part. Deterministic: no random numbers, the same points give the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Points = NDArray[np.floating]
+Cloud32 = NDArray[np.float32]
+Matrix = NDArray[np.float64]
+
+# Share of points a side that the bounds ignore: flying points survive the density filter in
+# strings of a few points.
+BOUND_SHARE = 0.003
+# Points that the search for the rectangle looks at; an even stride over the cloud.
+_SEARCH_POINTS = 3000
+# Voxel of the density filter in camera pixels, and the points its neighbourhood must hold.
+_VOXEL_PX = 3.0
+_MIN_NEIGHBOURS = 4.0
+_MAX_VOXELS = 4_000_000
+# A half counts as the heavy end only if its volume is larger by this share.
+_FLIP_MARGIN = 0.02
+
+
+@dataclass(frozen=True)
+class PartCloud:
+    """One part in its own frame.
+
+    `points` [N, 3] float32 mm: long side of the least in-plane rectangle along +x, heavier end
+    towards -x, xy centred on the robust box, z = 0 on the tray. `footprint` [4, 2] float32 mm:
+    corners of that rectangle in the tray frame. `tray_from_part` [4, 4] float64.
+    `camera_pixel_mm`: size of a camera pixel on the part, the resolution of everything measured.
+    """
+
+    points: Cloud32
+    tray_from_part: Matrix
+    footprint: Cloud32
+    touches_border: bool
+    camera_pixel_mm: float
+    poses: int = 1
+
+
+def bounds(points: Points, share: float = BOUND_SHARE) -> tuple[Matrix, Matrix]:
+    """(low, high) [3] of points [N, 3], ignoring `share` of the points at each end."""
+    count = len(points)
+    skip = min(int(share * count), (count - 1) // 2)
+    ordered = np.partition(np.asarray(points, np.float64), (skip, count - 1 - skip), axis=0)
+    return ordered[skip], ordered[count - 1 - skip]
+
+
+def align(
+    points: Points, camera_pixel_mm: float, *, poses: int = 1, touches_border: bool = False
+) -> PartCloud:
+    """Points [N, 3] of one part standing on z = 0 -> the part frame. Needs at least one point."""
+    if len(points) == 0:
+        raise ValueError("align: expected at least one point, got none")
+    xyz = np.ascontiguousarray(points, np.float32)
+    clean = without_flying_points(xyz, camera_pixel_mm)
+    # Sums in double so that the result does not hang on how many points a vector unit takes.
+    angle = _rectangle_angle(clean[:, :2].astype(np.float64))
+    turned = _turn(clean, -angle)
+    low, high = bounds(turned)
+    if high[0] - low[0] < high[1] - low[1]:
+        angle += math.pi / 2
+        turned = _turn(clean, -angle)
+        low, high = bounds(turned)
+    centre = (low + high) / 2
+    # Of two equal halves the turn by less than 90 degrees is taken.
+    angle = (angle + math.pi / 2) % math.pi - math.pi / 2
+    turned = _turn(clean, -angle)
+    low, high = bounds(turned)
+    centre = (low + high) / 2
+    if _heavy_end_right(turned, centre, max(2.0 * camera_pixel_mm, 1e-6)):
+        angle += math.pi
+        turned = _turn(clean, -angle)
+        low, high = bounds(turned)
+        centre = (low + high) / 2
+    local = turned - np.array([centre[0], centre[1], 0.0])
+    cos, sin = math.cos(angle), math.sin(angle)
+    tray_from_part = np.eye(4)
+    tray_from_part[:2, :2] = [[cos, -sin], [sin, cos]]
+    tray_from_part[:2, 3] = tray_from_part[:2, :2] @ centre[:2]
+    half = (high - low)[:2] / 2
+    corners = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * half
+    footprint = corners @ tray_from_part[:2, :2].T + tray_from_part[:2, 3]
+    return PartCloud(
+        points=local.astype(np.float32),
+        tray_from_part=tray_from_part,
+        footprint=footprint.astype(np.float32),
+        touches_border=touches_border,
+        camera_pixel_mm=float(camera_pixel_mm),
+        poses=poses,
+    )
+
+
+def without_flying_points(points: Cloud32, camera_pixel_mm: float) -> Cloud32:
+    """Drop points whose neighbourhood of 3 x 3 x 3 voxels is almost empty.
+
+    Depth jumps leave strings of single points in the air. A cloud that is too thin for its own
+    pixel size to judge by density (fewer points than that everywhere) is returned as it is.
+    """
+    if len(points) < 50:
+        return points
+    low = points.min(axis=0).astype(np.float64)
+    span = points.max(axis=0) - low
+    voxel = max(_VOXEL_PX * camera_pixel_mm, float((span.prod() / _MAX_VOXELS) ** (1 / 3)), 1e-9)
+    index = ((points - low) / voxel).astype(np.int64) + 1
+    shape = index.max(axis=0) + 2
+    if int(shape.prod()) > 8 * _MAX_VOXELS:
+        return points
+    flat = (index[:, 2] * shape[1] + index[:, 1]) * shape[0] + index[:, 0]
+    grid = np.bincount(flat, minlength=int(shape.prod())).reshape(shape[::-1])
+    for axis in range(3):
+        grid = grid + np.roll(grid, 1, axis) + np.roll(grid, -1, axis)
+    near = grid.reshape(-1)[flat]
+    needed = min(_MIN_NEIGHBOURS + 1.0, float(np.median(near)) / 6.0)
+    keep = near >= needed
+    return points[keep] if keep.sum() >= 0.5 * len(points) else points
+
+
+def _turn(points: Points, angle: float) -> Matrix:
+    cos, sin = math.cos(angle), math.sin(angle)
+    out = np.asarray(points, np.float64).copy()
+    out[:, 0] = cos * points[:, 0] - sin * points[:, 1]
+    out[:, 1] = sin * points[:, 0] + cos * points[:, 1]
+    return out
+
+
+def _rectangle_angle(xy: Matrix) -> float:
+    """Angle (radians, 0 <= a < pi/2) of the robust least-area rectangle around points [N, 2]."""
+    some = xy[:: max(1, len(xy) // _SEARCH_POINTS)]
+    some = some - some.mean(axis=0)
+    coarse = np.deg2rad(np.arange(0.0, 90.0, 3.0))
+    best = coarse[int(np.argmin(_areas(some, coarse)))]
+    for step in (1.0, 0.25):
+        fine = best + np.deg2rad(step * np.arange(-3, 4))
+        best = fine[int(np.argmin(_areas(some, fine)))]
+    return float(best % (math.pi / 2))
+
+
+def _areas(xy: Matrix, angles: Matrix) -> Matrix:
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    along = cos * xy[:, 0] + sin * xy[:, 1]
+    across = cos * xy[:, 1] - sin * xy[:, 0]
+    skip = int(BOUND_SHARE * len(xy))
+    ends = (skip, len(xy) - 1 - skip)
+    spans = []
+    for values in (along, across):
+        ordered = np.partition(values, ends, axis=1)
+        spans.append(ordered[:, ends[1]] - ordered[:, ends[0]])
+    return np.asarray(spans[0] * spans[1])
+
+
+def _heavy_end_right(points: Matrix, centre: Matrix, cell: float) -> bool:
+    """Whether the height map holds more volume at +x than at -x, beyond noise."""
+    column = np.floor((points[:, 0] - centre[0]) / cell).astype(np.int64)
+    row = np.floor((points[:, 1] - centre[1]) / cell).astype(np.int64)
+    column -= column.min()
+    row -= row.min()
+    width = int(column.max()) + 1
+    top = np.zeros(width * (int(row.max()) + 1))
+    np.maximum.at(top, row * width + column, np.maximum(points[:, 2], 0.0))
+    middle = -np.floor((points[:, 0] - centre[0]) / cell).min()
+    by_column = top.reshape(-1, width).sum(axis=0)
+    left = float(by_column[: int(middle)].sum())
+    right = float(by_column[int(middle) :].sum())
+    return right - left > _FLIP_MARGIN * (left + right)

@@ -1,0 +1,20 @@
+"""A problem with what was seen, found before any model runs. It does not know who acts on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["UNSURE", "ERROR"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`level` ERROR: there is nothing to inspect. UNSURE: it can be read but not be trusted.
+
+    `code` is the reason code of the verdict; `text` says what, got, limit and what to do.
+    """
+
+    code: str
+    text: str
+    level: Level
