@@ -1,0 +1,179 @@
+"""What capture hands on: frames, pattern stacks, scans, the fused cloud, and the protocol of a scanner driver.
+
+Knows nothing of how images are taken or decoded. Everything is mm; invalid points are NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_station.capture.calibration import Calibration, PatternSpec
+from forge_station.errors import CaptureError
+
+# Quality flags, in the words of the reason codes that the station reports.
+NO_DATA = "NO_DATA"
+TOO_DARK = "TOO_DARK"
+SATURATED = "SATURATED"
+LOW_COVERAGE = "LOW_COVERAGE"
+INCONSISTENT_CODE = "INCONSISTENT_CODE"
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """One request to scan. `serial` identifies the parts on the tray to MES; `t_utc_ns` when it was asked for."""
+
+    serial: str
+    part_number: str = ""
+    t_utc_ns: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """One camera image: uint8 [H, W], its number in the burst, whether it arrived whole, and when (host monotonic clock)."""
+
+    image: NDArray[np.uint8]
+    sequence: int
+    complete: bool = True
+    t_monotonic_ns: int = 0
+    exposure_us: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class PatternStack:
+    """All images of one head pose.
+
+    images uint8 [E, N, H, W]: exposures (longest first) x patterns in the order of `pattern`; exposures are relative times.
+    calibration_digest names the calibration the head had; decoding with another one is refused.
+    """
+
+    images: NDArray[np.uint8]
+    exposures: tuple[float, ...]
+    pattern: PatternSpec
+    calibration_digest: str
+    name: str = ""
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ScanQuality:
+    """Shares of the camera image's pixels (0..1), and what they mean.
+
+    valid: became a point. saturated: clipped in every exposure. dark: too little projected light (shadow, black, outside).
+    inconsistent: Gray code and phase (or a pattern and its inverse) contradict each other. flying: removed at depth jumps.
+    reprojection_px: median |column, row| residual; None where only columns are coded. flags: see the constants above.
+    """
+
+    valid_share: float
+    saturated_share: float = 0.0
+    dark_share: float = 0.0
+    inconsistent_share: float = 0.0
+    flying_share: float = 0.0
+    reprojection_px: float | None = None
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """One decoded pose, organised like the camera image.
+
+    points float32 [H, W, 3] mm in `frame` ("tray" or "camera"), NaN where invalid; intensity uint8 [H, W] (white image);
+    confidence float32 [H, W] 0..1 (phase modulation or bit contrast of full scale); camera_pixel_mm at the tray.
+    """
+
+    points: NDArray[np.float32]
+    intensity: NDArray[np.uint8]
+    confidence: NDArray[np.float32]
+    quality: ScanQuality
+    camera_pixel_mm: float
+    frame: str = "tray"
+    calibration_digest: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Cloud:
+    """Points of all poses together.
+
+    points float32 [N, 3] mm, finite, in `frame` ("tray", "camera" or "unknown"); intensity uint8 [N] or None;
+    camera_pixel_mm: distance of neighbouring samples. organised float32 [H, W, 3] with NaN, where a single grid exists.
+    notes: what was assumed while reading (unit, normals ignored, ...).
+    """
+
+    points: NDArray[np.float32]
+    intensity: NDArray[np.uint8] | None
+    camera_pixel_mm: float
+    poses: int = 1
+    quality: ScanQuality = field(default_factory=lambda: ScanQuality(valid_share=1.0))
+    frame: str = "tray"
+    organised: NDArray[np.float32] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Scanner(Protocol):
+    """A driver: one trigger in, one pattern stack per head pose out. Time-bounded; raises CaptureError, never returns less."""
+
+    @property
+    def calibrations(self) -> Mapping[str, Calibration]:
+        """By digest: every calibration that a stack of this driver can name."""
+        ...
+
+    def capture(self, trigger: Trigger) -> list[PatternStack]: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Scanner: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def fuse(scans: Sequence[Scan]) -> Cloud:
+    """All valid points of scans in one frame, concatenated in scan order.
+
+    Shares are averaged over the poses; a flag of any pose is kept. Raises CaptureError for no scan or mixed frames.
+    """
+    if not scans:
+        raise CaptureError("fuse: no scan given; expected one per head pose")
+    frames = {scan.frame for scan in scans}
+    if len(frames) > 1 or (len(scans) > 1 and frames == {"camera"}):
+        raise CaptureError(
+            f"fuse: {len(scans)} scans in frame {', '.join(sorted(frames))}; only scans in the tray frame can be fused: "
+            "add tray_from_camera to the calibrations"
+        )
+    points, intensity = [], []
+    for scan in scans:
+        valid = np.isfinite(scan.points[..., 2])
+        points.append(scan.points[valid])
+        intensity.append(scan.intensity[valid])
+    qualities = [scan.quality for scan in scans]
+    reprojection = [q.reprojection_px for q in qualities if q.reprojection_px is not None]
+
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(q, name) for q in qualities]))
+
+    quality = ScanQuality(
+        valid_share=mean("valid_share"),
+        saturated_share=mean("saturated_share"),
+        dark_share=mean("dark_share"),
+        inconsistent_share=mean("inconsistent_share"),
+        flying_share=mean("flying_share"),
+        reprojection_px=max(reprojection) if reprojection else None,
+        flags=tuple(dict.fromkeys(flag for q in qualities for flag in q.flags)),
+    )
+    return Cloud(
+        points=np.concatenate(points),
+        intensity=np.concatenate(intensity),
+        camera_pixel_mm=float(np.median([scan.camera_pixel_mm for scan in scans])),
+        poses=len(scans),
+        quality=quality,
+        frame=scans[0].frame,
+        organised=scans[0].points if len(scans) == 1 else None,
+    )
