@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from forge_station.capture.base import Cloud
 from forge_station.geometry import gauge, scene
 from forge_station.geometry.pose import PartCloud, align, without_flying_points
 
@@ -15,13 +14,8 @@ PIXEL = 0.2
 Points = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class SyntheticCloud:
-    """The fields of `capture.base.Cloud` that separation reads."""
-
-    points: NDArray[np.float32]
-    camera_pixel_mm: float = PIXEL
-    poses: int = 3
+def cloud_of(points: NDArray[np.floating], frame: str = "tray") -> Cloud:
+    return Cloud(points.astype(np.float32), None, camera_pixel_mm=PIXEL, poses=3, frame=frame)
 
 
 def rotation_z(angle: float) -> Points:
@@ -76,7 +70,7 @@ def codes(result: scene.Scene) -> set[str]:
     ],
 )
 def test_bad_clouds_give_a_problem_not_an_exception(points: Points, code: str) -> None:
-    result = scene.separate(SyntheticCloud(points.astype(np.float32)))
+    result = scene.separate(cloud_of(points.astype(np.float32)))
     assert result.parts == ()
     assert code in codes(result)
     assert all(problem.level == "ERROR" for problem in result.problems)
@@ -84,7 +78,7 @@ def test_bad_clouds_give_a_problem_not_an_exception(points: Points, code: str) -
 
 def test_empty_tray_is_an_empty_scene() -> None:
     rng = np.random.default_rng(0)
-    result = scene.separate(SyntheticCloud(noisy(rng, tray(rng))))
+    result = scene.separate(cloud_of(noisy(rng, tray(rng))))
     assert codes(result) == {"EMPTY_SCENE"}
     assert result.tray_share > 0.95
 
@@ -93,7 +87,7 @@ def test_parts_are_counted_ordered_and_measured_in_their_own_frame() -> None:
     rng = np.random.default_rng(1)
     turned = block(rng, 20, 8, 6, (0, 0)) @ rotation_z(0.7).T + (25, 3, 0)
     cloud = noisy(rng, tray(rng), turned, block(rng, 12, 10, 4, (-30, -5)))
-    result = scene.separate(SyntheticCloud(cloud))
+    result = scene.separate(cloud_of(cloud))
     assert result.problems == ()
     assert [round(float(p.tray_from_part[0, 3])) for p in result.parts] == [-30, 25]
     for part, (length, width, height) in zip(result.parts, [(12, 10, 4), (20, 8, 6)], strict=True):
@@ -128,7 +122,7 @@ def test_a_narrow_gap_in_which_the_tray_is_seen_stays_a_gap() -> None:
     gap = 8 * PIXEL
     base = tray(rng)
     left, right = block(rng, 15, 15, 5, (-7.5, 0)), block(rng, 15, 15, 5, (7.5 + gap, 0))
-    result = scene.separate(SyntheticCloud(noisy(rng, base, left, right)))
+    result = scene.separate(cloud_of(noisy(rng, base, left, right)))
     assert len(result.parts) == 2
 
 
@@ -139,7 +133,7 @@ def test_a_shadow_across_a_part_does_not_split_it() -> None:
     strip = 3 * PIXEL
     part = part[np.abs(part[:, 0]) > strip / 2]
     base = base[(np.abs(base[:, 0]) > 15) | (np.abs(base[:, 1]) > 5)]
-    result = scene.separate(SyntheticCloud(noisy(rng, base, part)))
+    result = scene.separate(cloud_of(noisy(rng, base, part)))
     assert len(result.parts) == 1
 
 
@@ -147,7 +141,7 @@ def test_flying_points_are_neither_parts_nor_size() -> None:
     rng = np.random.default_rng(6)
     flying = rng.uniform((-60, -45, 0.5), (60, 45, 20), (400, 3))
     cloud = noisy(rng, tray(rng), block(rng, 20, 10, 6, (0, 0)), flying)
-    result = scene.separate(SyntheticCloud(cloud))
+    result = scene.separate(cloud_of(cloud))
     assert len(result.parts) == 1
     size = gauge.measure(result.parts[0])
     assert size.length_mm == pytest.approx(20, abs=0.3)
@@ -161,16 +155,16 @@ def test_two_touching_discs_raise_a_problem_and_one_elongated_part_does_not() ->
         cloud = block(rng, 16, 16, 4, (0, 0))
         return cloud[np.hypot(cloud[:, 0], cloud[:, 1]) < 8] + (x, 0, 0)
 
-    touching = scene.separate(SyntheticCloud(noisy(rng, tray(rng), disc(-7.9), disc(7.9))))
+    touching = scene.separate(cloud_of(noisy(rng, tray(rng), disc(-7.9), disc(7.9))))
     assert "TOUCHING_PARTS" in codes(touching)
     bolt = np.concatenate([block(rng, 6, 13, 11, (-13, 0)), block(rng, 20, 8, 9, (0, 0))])
-    assert codes(scene.separate(SyntheticCloud(noisy(rng, tray(rng), bolt)))) == set()
+    assert codes(scene.separate(cloud_of(noisy(rng, tray(rng), bolt)))) == set()
 
 
 def test_a_part_cut_by_the_field_of_view_is_reported_and_one_inside_is_not() -> None:
     rng = np.random.default_rng(8)
     cloud = noisy(rng, tray(rng), block(rng, 20, 10, 6, (-55, 0)), block(rng, 20, 10, 6, (20, 0)))
-    result = scene.separate(SyntheticCloud(cloud[np.abs(cloud[:, 0]) < 60]))
+    result = scene.separate(cloud_of(cloud[np.abs(cloud[:, 0]) < 60]))
     assert [part.touches_border for part in result.parts] == [True, False]
     assert "PART_OUT_OF_FIELD" in codes(result)
 
@@ -178,7 +172,7 @@ def test_a_part_cut_by_the_field_of_view_is_reported_and_one_inside_is_not() -> 
 def test_more_parts_than_marks_is_an_error_that_names_both() -> None:
     rng = np.random.default_rng(9)
     blocks = [block(rng, 8, 8, 5, (x, 0)) for x in (-30, -15, 0, 15)]
-    result = scene.separate(SyntheticCloud(noisy(rng, tray(rng), *blocks)), max_marks=3)
+    result = scene.separate(cloud_of(noisy(rng, tray(rng), *blocks)), max_marks=3)
     (problem,) = [p for p in result.problems if p.code == "TOO_MANY_PARTS"]
     assert problem.level == "ERROR"
     assert "4" in problem.text and "3" in problem.text
@@ -189,12 +183,12 @@ def test_a_shifted_and_tilted_tray_is_levelled_and_reported() -> None:
     cloud = noisy(rng, tray(rng), block(rng, 20, 10, 6, (10, 0)))
     small = cloud.copy()
     small[:, 2] += 0.3 + 0.002 * small[:, 0]
-    result = scene.separate(SyntheticCloud(small))
+    result = scene.separate(cloud_of(small))
     assert codes(result) == set()
     assert gauge.measure(result.parts[0]).height_mm == pytest.approx(6, abs=0.15)
     large = cloud.copy()
     large[:, 2] += 0.8
-    assert codes(scene.separate(SyntheticCloud(large))) == {"CALIBRATION_MISMATCH"}
+    assert codes(scene.separate(cloud_of(large))) == {"CALIBRATION_MISMATCH"}
 
 
 def test_unknown_frame_is_found_from_the_tray_plane() -> None:
@@ -203,7 +197,7 @@ def test_unknown_frame_is_found_from_the_tray_plane() -> None:
     axes = np.linalg.qr(rng.normal(size=(3, 3)))[0]
     axes[:, 0] *= np.linalg.det(axes)
     moved = (cloud @ axes.T + (100, -50, 400)).astype(np.float32)
-    result = scene.separate(SyntheticCloud(moved), tray_known=False)
+    result = scene.separate(cloud_of(moved, "unknown"))
     assert result.problems == ()
     heights = sorted(gauge.measure(part).height_mm for part in result.parts)
     assert heights == pytest.approx([4, 6], abs=0.15)
@@ -216,8 +210,8 @@ def test_a_bare_part_has_no_tray_and_is_rested_by_its_smallest_extent() -> None:
     part = np.concatenate([part, bottom])
     axes = np.linalg.qr(rng.normal(size=(3, 3)))[0]
     axes[:, 0] *= np.linalg.det(axes)
-    cloud = SyntheticCloud((part @ axes.T + 7).astype(np.float32))
-    assert "NO_TRAY" in codes(scene.separate(cloud, tray_known=False))
+    cloud = cloud_of(part @ axes.T + 7, "unknown")
+    assert "NO_TRAY" in codes(scene.separate(cloud))
     size = gauge.measure(scene.single(cloud.points))
     assert (size.length_mm, size.width_mm) == pytest.approx((30, 20), abs=0.3)
     assert size.height_mm == pytest.approx(5, abs=0.15)
@@ -230,7 +224,7 @@ def test_single_refuses_an_empty_cloud_with_the_count() -> None:
 
 def test_same_cloud_gives_the_same_bytes() -> None:
     rng = np.random.default_rng(13)
-    cloud = SyntheticCloud(noisy(rng, tray(rng), block(rng, 20, 10, 6, (10, 0))))
+    cloud = cloud_of(noisy(rng, tray(rng), block(rng, 20, 10, 6, (10, 0))))
 
     def run() -> PartCloud:
         return scene.separate(cloud).parts[0]
@@ -246,3 +240,21 @@ def test_thin_clouds_keep_their_points() -> None:
     assert len(without_flying_points(few, 0.05)) >= 150
     with pytest.raises(ValueError, match="at least one point"):
         align(np.zeros((0, 3), np.float32), PIXEL)
+
+
+def test_a_hole_in_the_seen_tray_is_reported_because_a_black_part_may_lie_there() -> None:
+    rng = np.random.default_rng(15)
+    base = tray(rng)
+    base = base[np.hypot(base[:, 0] - 20, base[:, 1]) > 6]
+    result = scene.separate(cloud_of(noisy(rng, base, block(rng, 20, 10, 6, (-20, 0)))))
+    assert codes(result) == {"UNSEEN_AREA"}
+
+
+def test_share_of_the_outline_that_was_not_seen_is_measured() -> None:
+    rng = np.random.default_rng(16)
+    part = block(rng, 20, 20, 6, (0, 0))
+    base = tray(rng)
+    base = base[np.abs(base[:, :2]).max(axis=1) > 10]
+    part = part[np.abs(part[:, :2]).max(axis=1) > 5]
+    (hollow,) = scene.separate(cloud_of(noisy(rng, base, part))).parts
+    assert hollow.unseen_share == pytest.approx(0.25, abs=0.06)

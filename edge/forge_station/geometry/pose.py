@@ -37,6 +37,7 @@ class PartCloud:
     towards -x, xy centred on the robust box, z = 0 on the tray. `footprint` [4, 2] float32 mm:
     corners of that rectangle in the tray frame. `tray_from_part` [4, 4] float64.
     `camera_pixel_mm`: size of a camera pixel on the part, the resolution of everything measured.
+    `unseen_share`: cells inside the outline in which nothing was seen; holes show the tray.
     """
 
     points: Cloud32
@@ -45,6 +46,7 @@ class PartCloud:
     touches_border: bool
     camera_pixel_mm: float
     poses: int = 1
+    unseen_share: float = 0.0
 
 
 def bounds(points: Points, share: float = BOUND_SHARE) -> tuple[Matrix, Matrix]:
@@ -56,7 +58,12 @@ def bounds(points: Points, share: float = BOUND_SHARE) -> tuple[Matrix, Matrix]:
 
 
 def align(
-    points: Points, camera_pixel_mm: float, *, poses: int = 1, touches_border: bool = False
+    points: Points,
+    camera_pixel_mm: float,
+    *,
+    poses: int = 1,
+    touches_border: bool = False,
+    unseen_share: float = 0.0,
 ) -> PartCloud:
     """Points [N, 3] of one part standing on z = 0 -> the part frame. Needs at least one point."""
     if len(points) == 0:
@@ -97,24 +104,31 @@ def align(
         touches_border=touches_border,
         camera_pixel_mm=float(camera_pixel_mm),
         poses=poses,
+        unseen_share=unseen_share,
     )
 
 
 def without_flying_points(points: Cloud32, camera_pixel_mm: float) -> Cloud32:
-    """Drop points whose neighbourhood of 3 x 3 x 3 voxels is almost empty.
+    """The points [N, 3] that `solid` keeps."""
+    return points[solid(points, camera_pixel_mm)]
+
+
+def solid(points: Cloud32, camera_pixel_mm: float) -> NDArray[np.bool_]:
+    """Which points [N, 3] do not fly: their neighbourhood of 3 x 3 x 3 voxels is not almost empty.
 
     Depth jumps leave strings of single points in the air. A cloud that is too thin for its own
     pixel size to judge by density (fewer points than that everywhere) is returned as it is.
     """
+    everything = np.ones(len(points), bool)
     if len(points) < 50:
-        return points
+        return everything
     low = points.min(axis=0).astype(np.float64)
     span = points.max(axis=0) - low
     voxel = max(_VOXEL_PX * camera_pixel_mm, float((span.prod() / _MAX_VOXELS) ** (1 / 3)), 1e-9)
     index = ((points - low) / voxel).astype(np.int64) + 1
     shape = index.max(axis=0) + 2
     if int(shape.prod()) > 8 * _MAX_VOXELS:
-        return points
+        return everything
     flat = (index[:, 2] * shape[1] + index[:, 1]) * shape[0] + index[:, 0]
     grid = np.bincount(flat, minlength=int(shape.prod())).reshape(shape[::-1])
     for axis in range(3):
@@ -122,7 +136,7 @@ def without_flying_points(points: Cloud32, camera_pixel_mm: float) -> Cloud32:
     near = grid.reshape(-1)[flat]
     needed = min(_MIN_NEIGHBOURS + 1.0, float(np.median(near)) / 6.0)
     keep = near >= needed
-    return points[keep] if keep.sum() >= 0.5 * len(points) else points
+    return keep if keep.sum() >= 0.5 * len(points) else everything
 
 
 def _turn(points: Points, angle: float) -> Matrix:

@@ -10,18 +10,15 @@ a waist in the outline raises TOUCHING_PARTS.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_station.capture.base import Cloud
 from forge_station.geometry import plane
 from forge_station.geometry.pose import PartCloud, Points, align, bounds
 from forge_station.geometry.problem import Problem
-
-if TYPE_CHECKING:
-    from forge_station.capture.base import Cloud
 
 ByteMap = NDArray[np.uint8]
 LabelMap = NDArray[np.int32]
@@ -39,6 +36,10 @@ _MIN_PART_POINTS = 60
 _MIN_PART_SHARE = 0.004
 _BRIDGE_CELLS = 3
 _MAX_GRID = 4096
+# Empty cells up to this width are sampling, not a part of the tray that was not seen.
+_SEEN_BRIDGE_CELLS = 5
+_UNSEEN_CELLS = 60
+_NEAR = np.ones((9, 9), np.uint8)
 # Seen tray this far from z = 0 (camera pixels) means the calibration no longer holds.
 _OFFSET_LIMIT_PX = 3.0
 _TILT_LIMIT_DEG = 0.5
@@ -66,12 +67,12 @@ class _Grid:
     low: NDArray[np.float64]
 
 
-def separate(cloud: Cloud, *, max_marks: int = 6, tray_known: bool = True) -> Scene:
+def separate(cloud: Cloud, *, max_marks: int = 6) -> Scene:
     """Remove the tray, find the parts, align each. Never raises for bad data: see `problems`.
 
-    `cloud.points` [N, 3] mm, tray plane z = 0. With `tray_known=False` the frame is unknown and
-    the dominant plane becomes the tray (problem NO_TRAY when there is none: use `single`).
-    Parts beyond `max_marks` are still returned, with TOO_MANY_PARTS.
+    In a cloud whose frame is not "tray" the dominant plane becomes the tray; NO_TRAY when there
+    is none (a bare part: use `single`). Parts beyond `max_marks` are still returned, with
+    TOO_MANY_PARTS.
     """
     points = np.asarray(cloud.points, np.float32).reshape(-1, 3)
     finite = np.isfinite(points).all(axis=1)
@@ -85,7 +86,7 @@ def separate(cloud: Cloud, *, max_marks: int = 6, tray_known: bool = True) -> Sc
             "scanner sees the tray and that exposure and projector work"
         )
         return Scene((), (Problem("NO_DATA", text, "ERROR"),), 0.0)
-    if not tray_known:
+    if cloud.frame != "tray":
         found = plane.find_tray(points, max(pixel, 1e-6))
         if found is None:
             text = (
@@ -101,9 +102,11 @@ def separate(cloud: Cloud, *, max_marks: int = 6, tray_known: bool = True) -> Sc
 
     grid = _grid(points, CELL_PX * pixel)
     labels, touching = _components(points, grid, pixel, cloud.poses)
-    parts = _parts(points, grid, labels, pixel, cloud.poses)
+    seen = _count_map(grid, np.ones(len(points), bool)) > 0
+    parts = _parts(points, grid, labels, seen, pixel, cloud.poses)
     parts.sort(key=lambda part: (part.tray_from_part[0, 3], part.tray_from_part[1, 3]))
     problems += _scene_problems(parts, touching, max_marks)
+    problems += _unseen_areas(labels, seen, grid.cell_mm)
     return Scene(tuple(parts), tuple(problems), fit.tray_share if fit is not None else 0.0)
 
 
@@ -237,8 +240,7 @@ def _has_waist(mask: ByteMap) -> bool:
     mask = cv2.copyMakeBorder(
         mask[box[1] : box[1] + box[3], box[0] : box[0] + box[2]], 1, 1, 1, 1, cv2.BORDER_CONSTANT
     )
-    outlines = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)[0]
-    solid = cv2.drawContours(np.zeros_like(mask), outlines, -1, 1, cv2.FILLED)
+    solid = _filled(mask)
     radius = cv2.distanceTransform(solid, cv2.DIST_L2, 5)
     largest = float(radius.max())
     total = int(solid.sum())
@@ -255,13 +257,18 @@ def _has_waist(mask: ByteMap) -> bool:
 
 
 def _parts(
-    points: NDArray[np.float32], grid: _Grid, labels: LabelMap, pixel: float, poses: int
+    points: NDArray[np.float32],
+    grid: _Grid,
+    labels: LabelMap,
+    seen: NDArray[np.bool_],
+    pixel: float,
+    poses: int,
 ) -> list[PartCloud]:
     count = int(labels.max())
     if count == 0:
         return []
     grown = _grown(labels, count)
-    border = _at_border(points, grid, labels)
+    border = _at_border(labels, seen)
     above = np.flatnonzero((points[:, 2] > CUT_PX * pixel) & grid.kept)
     label_of = grown.ravel()[grid.cell[above]]
     order = np.argsort(label_of, kind="stable")
@@ -269,7 +276,16 @@ def _parts(
     parts = []
     for number in range(1, count + 1):
         mine = above[order[starts[number - 1] : starts[number]]]
-        parts.append(align(points[mine], pixel, poses=poses, touches_border=number in border))
+        outline = _filled((labels == number).astype(np.uint8)) > 0
+        parts.append(
+            align(
+                points[mine],
+                pixel,
+                poses=poses,
+                touches_border=number in border,
+                unseen_share=float((outline & ~seen).sum() / outline.sum()),
+            )
+        )
     return parts
 
 
@@ -288,22 +304,58 @@ def _grown(labels: LabelMap, count: int) -> LabelMap:
     return grown
 
 
-def _at_border(points: NDArray[np.float32], grid: _Grid, labels: LabelMap) -> set[int]:
+def _filled(mask: ByteMap) -> ByteMap:
+    """A mask with its holes filled."""
+    outlines = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)[0]
+    return np.asarray(cv2.drawContours(np.zeros_like(mask), outlines, -1, 1, cv2.FILLED), np.uint8)
+
+
+def _outside(seen: NDArray[np.bool_]) -> tuple[ByteMap, ByteMap]:
+    """(beyond, holes): empty cells that reach the rim of the map, and those that do not."""
+    kernel = np.ones((_SEEN_BRIDGE_CELLS, _SEEN_BRIDGE_CELLS), np.uint8)
+    solid = cv2.morphologyEx(seen.astype(np.uint8), cv2.MORPH_CLOSE, kernel)
+    empty = cv2.copyMakeBorder(1 - solid, 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=1)
+    labels = cv2.connectedComponents(empty, connectivity=4)[1]
+    rim = labels == labels[0, 0]
+    beyond = rim[1:-1, 1:-1].astype(np.uint8)
+    holes = ((labels > 0) & ~rim)[1:-1, 1:-1].astype(np.uint8)
+    return beyond, holes
+
+
+def _tray_is_seen(labels: LabelMap, seen: NDArray[np.bool_]) -> bool:
+    return bool((seen & (labels == 0)).sum() >= 2 * (labels > 0).sum())
+
+
+def _at_border(labels: LabelMap, seen: NDArray[np.bool_]) -> set[int]:
     """Parts that reach cells where nothing was seen and that are open to the outside.
 
     Shadows beside a part are closed off by seen tray; beyond the field of view nothing is seen.
     A cloud without tray points says nothing about its border.
     """
-    seen = _count_map(grid, np.ones(len(points), bool)) > 0
-    if (seen & (labels == 0)).sum() < 2 * (labels > 0).sum():
+    if not _tray_is_seen(labels, seen):
         return set()
-    solid = cv2.morphologyEx(seen.astype(np.uint8), cv2.MORPH_CLOSE, np.ones((5, 5), np.uint8))
-    empty = cv2.copyMakeBorder(1 - solid, 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=1)
-    outside = cv2.connectedComponents(empty, connectivity=4)[1]
-    beyond = (outside == outside[0, 0])[1:-1, 1:-1].astype(np.uint8)
-    near = cv2.dilate(beyond, np.ones((5, 5), np.uint8)) > 0
+    near = cv2.dilate(_outside(seen)[0], np.ones((5, 5), np.uint8)) > 0
     touched = np.bincount(labels[near], minlength=int(labels.max()) + 1)
     return {number for number in range(1, len(touched)) if touched[number] >= 3}
+
+
+def _unseen_areas(labels: LabelMap, seen: NDArray[np.bool_], cell_mm: float) -> list[Problem]:
+    """Holes in the seen tray away from every part: something black or shiny may lie there."""
+    if not _tray_is_seen(labels, seen):
+        return []
+    count, number, stats, _ = cv2.connectedComponentsWithStats(_outside(seen)[1], connectivity=8)
+    by_part = set(np.unique(number[cv2.dilate((labels > 0).astype(np.uint8), _NEAR) > 0]).tolist())
+    area = stats[:, cv2.CC_STAT_AREA]
+    alone = [k for k in range(1, count) if area[k] >= _UNSEEN_CELLS and k not in by_part]
+    if not alone:
+        return []
+    text = (
+        f"{len(alone)} areas of the tray away from every part were not seen (the largest "
+        f"{max(area[k] for k in alone) * cell_mm**2:.0f} mm2, limit "
+        f"{_UNSEEN_CELLS * cell_mm**2:.0f} mm2); a black or shiny part may lie there: look, "
+        "clean the tray, or add an exposure"
+    )
+    return [Problem("UNSEEN_AREA", text, "UNSURE")]
 
 
 def _scene_problems(parts: list[PartCloud], touching: list[int], max_marks: int) -> list[Problem]:
