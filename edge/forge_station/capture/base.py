@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -117,7 +116,10 @@ class Cloud:
 
 @runtime_checkable
 class Scanner(Protocol):
-    """A driver: one trigger in, one pattern stack per head pose out. Time-bounded; raises CaptureError, never returns less."""
+    """A driver: one trigger in, one pattern stack per head pose out. Time-bounded.
+
+    Raises CaptureError, never returns less than all poses. `close` may be called twice; use contextlib.closing.
+    """
 
     @property
     def calibrations(self) -> Mapping[str, Calibration]:
@@ -127,12 +129,6 @@ class Scanner(Protocol):
     def capture(self, trigger: Trigger) -> list[PatternStack]: ...
 
     def close(self) -> None: ...
-
-    def __enter__(self) -> Scanner: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 def fuse(scans: Sequence[Scan]) -> Cloud:

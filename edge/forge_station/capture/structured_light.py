@@ -107,7 +107,7 @@ def decode(stack: PatternStack, calibration: Calibration, limits: Limits | None 
         _refuse_wrong_code_step(reprojection, keep, direction_x, direction_y, column, row, calibration, limits)
     depth_image = np.full(ok.size, np.nan, np.float32)
     depth_image[pixels[keep]] = depth[keep]
-    solid = _without_flying_points(depth_image.reshape(ok.shape), calibration.camera, limits)
+    solid = _without_flying_points(depth_image.reshape(ok.shape), calibration, limits)
     points = _to_points(depth_image, solid, calibration)
     valid_share = float(solid.mean())
     quality = ScanQuality(
@@ -335,7 +335,7 @@ def _triangulate(
     rx, ry, rz = (m[i, 0] * x + m[i, 1] * y + m[i, 2] for i in range(3))
     tx, ty, tz = m[:3, 3]
     seen_q = (column * scale + centre - cx) / fx
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if row is None:
             q = seen_q
             depth = (q * tz - tx) / (rx - q * rz)
@@ -352,7 +352,10 @@ def _triangulate(
         depth = (a * fx * (q * tz - tx) + b * fy * (p * tz - ty)) / (a * a + b * b)
         w = rz * depth + tz
         bent_q, bent_p = lens.distort((rx * depth + tx) / w, (ry * depth + ty) / w)
-        residual = np.hypot((bent_q - seen_q) * fx, (bent_p - seen_p) * fy)
+        # The whole disagreement is here in the projector image; a least squares point would share it with the camera.
+        focal2 = calibration.camera.matrix[0, 0] ** 2
+        share = np.float32(focal2 / (focal2 + lens.matrix[0, 0] ** 2))
+        residual = np.hypot((bent_q - seen_q) * fx, (bent_p - seen_p) * fy) * share
     return depth, np.where(np.isfinite(residual), residual, np.float32(np.inf))
 
 
@@ -389,13 +392,19 @@ def _refuse_wrong_code_step(
     )
 
 
-def _without_flying_points(depth: Float32, camera: Optics, limits: Limits) -> Bool:
-    """Valid pixels that belong to a surface: enough of the 8 neighbours continue it, and it does not hang between two others."""
-    near_limit = np.float32(limits.jump / float(camera.matrix[0, 0]))
+def _without_flying_points(depth: Float32, calibration: Calibration, limits: Limits) -> Bool:
+    """Valid pixels that belong to a surface: enough of the 8 neighbours continue it, and it does not hang between two others.
+
+    A neighbour continues the surface within `jump` camera pixel sizes, plus 1.5 codes of depth where codes are integers.
+    """
+    allowed = depth * np.float32(limits.jump / float(calibration.camera.matrix[0, 0]))
+    if calibration.pattern.kind == "gray_pairs":
+        lens, baseline = calibration.projector, float(np.linalg.norm(calibration.projector_from_camera[:2, 3]))
+        step = 1.5 * calibration.pattern.code_step / (float(lens.matrix[0, 0]) * max(baseline, 1e-6))
+        allowed += depth * depth * np.float32(step)
     support = np.zeros(depth.shape, np.uint8)
     nearer = np.zeros(depth.shape, np.bool_)
     farther = np.zeros(depth.shape, np.bool_)
-    allowed = depth * near_limit
     height, width = depth.shape
     with np.errstate(invalid="ignore"):
         for dy, dx, far in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, 1.414), (1, -1, 1.414)):

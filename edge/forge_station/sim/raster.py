@@ -38,10 +38,10 @@ def raster(u: Any, v: Any, inverse_z: Any, faces: Any, inverse_depth: Any, face_
         area = (x1 - x0) * (y2 - y0) - (x2 - x0) * (y1 - y0)
         if area == 0.0:
             continue
-        left = max(0, int(math.ceil(min(x0, x1, x2))))
-        right = min(width - 1, int(math.floor(max(x0, x1, x2))))
-        top = max(0, int(math.ceil(min(y0, y1, y2))))
-        bottom = min(height - 1, int(math.floor(max(y0, y1, y2))))
+        left = max(0, math.ceil(min(x0, x1, x2)))
+        right = min(width - 1, math.floor(max(x0, x1, x2)))
+        top = max(0, math.ceil(min(y0, y1, y2)))
+        bottom = min(height - 1, math.floor(max(y0, y1, y2)))
         if left > right or top > bottom:
             continue
         scale = 1.0 / area
