@@ -6,7 +6,8 @@ every panel has its own scale, nothing hides anything, and letters may sit on pa
 Layout measured on the published figure: 2810 x 1077 px, three panels of 926 x 931 px inside a
 5 px black frame, 9 px apart, captions below, the third panel cut by 26 px at the right. The
 figure's numbers add up to a left margin of 10 px; they exceed its height by 1 px, taken from the
-caption strip. Point size and letter size are not published and were matched by eye.
+caption strip. Point size and letter size are not published and were matched by eye. The published
+captions are serif; OpenCV 5 draws its serif font name without serifs.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def _panel(parts: Sequence[Points], palette: Sequence[Colour], letters: str) -> 
 
 def _letter(image: ByteImage, letter: str, anchor: tuple[int, int]) -> None:
     """Black bold letter in a white rounded box of 80 % opacity, centred on `anchor` (x, y)."""
-    font, size, weight = cv2.FONT_HERSHEY_SIMPLEX, 1.1, 4
+    font, size, weight = cv2.FONT_HERSHEY_DUPLEX, 1.2, 1
     (width, height), _ = cv2.getTextSize(letter, font, size, weight)
     pad, radius = 10, 8
     x0, x1 = anchor[0] - width // 2 - pad, anchor[0] + width // 2 + pad
@@ -141,7 +142,7 @@ def _letter(image: ByteImage, letter: str, anchor: tuple[int, int]) -> None:
 
 
 def _caption(image: ByteImage, text: str, centre_x: int, top: int) -> None:
-    font, size, weight = cv2.FONT_HERSHEY_COMPLEX, 2.2, 3
+    font, size, weight = cv2.FONT_HERSHEY_COMPLEX, 2.4, 1
     (width, height), _ = cv2.getTextSize(text, font, size, weight)
     origin = (centre_x - width // 2, (top + SIZE[0] + height) // 2)
     cv2.putText(image, text, origin, font, size, (0, 0, 0), weight, cv2.LINE_AA)

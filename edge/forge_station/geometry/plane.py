@@ -20,18 +20,19 @@ _TRIALS = 200
 # stands on it. Faces of parts (a washer holds 45 % of its surface in one face) do neither.
 _TRAY_SHARE = 0.35
 _PART_AREA_SHARE = 0.6
-_LEVEL_POINTS = 20000
+_LEVEL_POINTS = 30000
 
 
 @dataclass(frozen=True)
 class TrayFit:
-    """How a cloud in the tray frame has to be moved so that its tray lies on z = 0.
+    """Where the tray of a cloud in the tray frame really lies: z = zero + slope . (x, y), mm.
 
-    `level_from_tray` [4, 4] mm; `offset_mm` height of the seen tray at the middle of the cloud;
-    `tilt_deg`; `rms_mm` of the tray points; `tray_share` of all points that lie on the tray.
+    `offset_mm` its height in the middle of the cloud; `rms_mm` scatter of the tray points;
+    `tray_share` of all points that lie on the tray.
     """
 
-    level_from_tray: Matrix
+    slope: tuple[float, float]
+    zero_mm: float
     offset_mm: float
     tilt_deg: float
     rms_mm: float
@@ -110,7 +111,7 @@ def fit_tray(points: Points, camera_pixel_mm: float) -> TrayFit | None:
     plane to the points around it.
     """
     reach = max(5.0 * camera_pixel_mm, 0.5)
-    near = np.asarray(spread(points, 5 * _LEVEL_POINTS), np.float64)
+    near = np.asarray(spread(points, _LEVEL_POINTS), np.float64)
     total = len(near)
     near = near[np.abs(near[:, 2]) < reach]
     if len(near) < 100 or len(near) < 0.05 * total:
@@ -130,19 +131,21 @@ def fit_tray(points: Points, camera_pixel_mm: float) -> TrayFit | None:
             return None
         plane = np.linalg.lstsq(terms[inside], near[inside, 2], rcond=None)[0]
     residual = near[inside, 2] - terms[inside] @ plane
-    normal = np.array([-plane[0], -plane[1], 1.0])
-    normal /= np.linalg.norm(normal)
-    foot = np.array([origin[0], origin[1], plane[2]])
-    level_from_tray = frame(normal, foot)
-    # Keep x and y where they were: only height and tilt are corrected.
-    level_from_tray[:2, 3] += origin
     return TrayFit(
-        level_from_tray=level_from_tray,
+        slope=(float(plane[0]), float(plane[1])),
+        zero_mm=float(plane[2] - plane[:2] @ origin),
         offset_mm=float(plane[2]),
         tilt_deg=float(np.degrees(np.arctan(np.hypot(plane[0], plane[1])))),
         rms_mm=float(np.sqrt(np.mean(residual**2))),
         tray_share=float(inside.sum() / total),
     )
+
+
+def levelled(points: NDArray[np.float32], fit: TrayFit) -> NDArray[np.float32]:
+    """Points [N, 3] with the seen tray on z = 0. Heights only: tilts are fractions of a degree."""
+    out = points.copy()
+    out[:, 2] -= points[:, :2] @ np.array(fit.slope, np.float32) + np.float32(fit.zero_mm)
+    return out
 
 
 def moved(points: Points, target_from_source: Matrix) -> NDArray[np.float32]:

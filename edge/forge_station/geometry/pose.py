@@ -20,7 +20,7 @@ Matrix = NDArray[np.float64]
 # strings of a few points.
 BOUND_SHARE = 0.003
 # Points that the search for the rectangle looks at; an even stride over the cloud.
-_SEARCH_POINTS = 3000
+_SEARCH_POINTS = 2000
 # Voxel of the density filter in camera pixels, and the points its neighbourhood must hold.
 _VOXEL_PX = 3.0
 _MIN_NEIGHBOURS = 4.0
@@ -49,12 +49,18 @@ class PartCloud:
     unseen_share: float = 0.0
 
 
+def _ends(values: Matrix, share: float = BOUND_SHARE) -> tuple[float, float]:
+    """(low, high) of values [N], ignoring `share` of them at each end."""
+    skip = min(int(share * len(values)), (len(values) - 1) // 2)
+    low = np.partition(values, skip)[skip]
+    high = np.partition(values, len(values) - 1 - skip)[len(values) - 1 - skip]
+    return float(low), float(high)
+
+
 def bounds(points: Points, share: float = BOUND_SHARE) -> tuple[Matrix, Matrix]:
     """(low, high) [3] of points [N, 3], ignoring `share` of the points at each end."""
-    count = len(points)
-    skip = min(int(share * count), (count - 1) // 2)
-    ordered = np.partition(np.asarray(points, np.float64), (skip, count - 1 - skip), axis=0)
-    return ordered[skip], ordered[count - 1 - skip]
+    ends = [_ends(np.ascontiguousarray(points[:, k], np.float64), share) for k in range(3)]
+    return np.array([end[0] for end in ends]), np.array([end[1] for end in ends])
 
 
 def align(
@@ -70,33 +76,32 @@ def align(
         raise ValueError("align: expected at least one point, got none")
     xyz = np.ascontiguousarray(points, np.float32)
     clean = without_flying_points(xyz, camera_pixel_mm)
-    # Sums in double so that the result does not hang on how many points a vector unit takes.
-    angle = _rectangle_angle(clean[:, :2].astype(np.float64))
-    turned = _turn(clean, -angle)
-    low, high = bounds(turned)
-    if high[0] - low[0] < high[1] - low[1]:
+    x, y = clean[:, 0].astype(np.float64), clean[:, 1].astype(np.float64)
+    angle = _rectangle_angle(x, y)
+    cos, sin = math.cos(angle), math.sin(angle)
+    along, across = cos * x + sin * y, cos * y - sin * x
+    (x_low, x_high), (y_low, y_high) = _ends(along), _ends(across)
+    if x_high - x_low < y_high - y_low:
         angle += math.pi / 2
-        turned = _turn(clean, -angle)
-        low, high = bounds(turned)
-    centre = (low + high) / 2
-    # Of two equal halves the turn by less than 90 degrees is taken.
-    angle = (angle + math.pi / 2) % math.pi - math.pi / 2
-    turned = _turn(clean, -angle)
-    low, high = bounds(turned)
-    centre = (low + high) / 2
-    if _heavy_end_right(turned, centre, max(2.0 * camera_pixel_mm, 1e-6)):
-        angle += math.pi
-        turned = _turn(clean, -angle)
-        low, high = bounds(turned)
-        centre = (low + high) / 2
-    local = turned - np.array([centre[0], centre[1], 0.0])
+        along, across = across, -along
+        x_low, x_high, y_low, y_high = y_low, y_high, -x_high, -x_low
+    if angle > math.pi / 2:
+        # Of two equal halves the turn by less than 90 degrees is taken.
+        angle, along, across = angle - math.pi, -along, -across
+        x_low, x_high, y_low, y_high = -x_high, -x_low, -y_high, -y_low
+    along -= (x_low + x_high) / 2
+    across -= (y_low + y_high) / 2
+    centre = np.array([x_low + x_high, y_low + y_high]) / 2
+    if _heavy_end_right(along, across, clean[:, 2], max(2.0 * camera_pixel_mm, 1e-6)):
+        angle, along, across, centre = angle + math.pi, -along, -across, -centre
     cos, sin = math.cos(angle), math.sin(angle)
     tray_from_part = np.eye(4)
     tray_from_part[:2, :2] = [[cos, -sin], [sin, cos]]
-    tray_from_part[:2, 3] = tray_from_part[:2, :2] @ centre[:2]
-    half = (high - low)[:2] / 2
+    tray_from_part[:2, 3] = tray_from_part[:2, :2] @ centre
+    half = np.array([x_high - x_low, y_high - y_low]) / 2
     corners = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * half
     footprint = corners @ tray_from_part[:2, :2].T + tray_from_part[:2, 3]
+    local = np.column_stack([along, across, clean[:, 2]])
     return PartCloud(
         points=local.astype(np.float32),
         tray_from_part=tray_from_part,
@@ -139,50 +144,38 @@ def solid(points: Cloud32, camera_pixel_mm: float) -> NDArray[np.bool_]:
     return keep if keep.sum() >= 0.5 * len(points) else everything
 
 
-def _turn(points: Points, angle: float) -> Matrix:
-    cos, sin = math.cos(angle), math.sin(angle)
-    out = np.asarray(points, np.float64).copy()
-    out[:, 0] = cos * points[:, 0] - sin * points[:, 1]
-    out[:, 1] = sin * points[:, 0] + cos * points[:, 1]
-    return out
-
-
-def _rectangle_angle(xy: Matrix) -> float:
-    """Angle (radians, 0 <= a < pi/2) of the robust least-area rectangle around points [N, 2]."""
-    some = xy[:: max(1, len(xy) // _SEARCH_POINTS)]
-    some = some - some.mean(axis=0)
-    coarse = np.deg2rad(np.arange(0.0, 90.0, 3.0))
-    best = coarse[int(np.argmin(_areas(some, coarse)))]
-    for step in (1.0, 0.25):
-        fine = best + np.deg2rad(step * np.arange(-3, 4))
-        best = fine[int(np.argmin(_areas(some, fine)))]
+def _rectangle_angle(x: Matrix, y: Matrix) -> float:
+    """Angle (radians, 0 <= a < pi/2) of the robust least-area rectangle around points [N]."""
+    step = max(1, len(x) // _SEARCH_POINTS)
+    some_x, some_y = x[::step], y[::step]
+    some_x, some_y = some_x - some_x.mean(), some_y - some_y.mean()
+    coarse = np.deg2rad(np.arange(0.0, 90.0, 5.0))
+    best = coarse[int(np.argmin(_areas(some_x, some_y, coarse)))]
+    for reach, width in ((3, 1.5), (3, 0.5), (2, 0.2)):
+        fine = best + np.deg2rad(width * np.arange(-reach, reach + 1))
+        best = fine[int(np.argmin(_areas(some_x, some_y, fine)))]
     return float(best % (math.pi / 2))
 
 
-def _areas(xy: Matrix, angles: Matrix) -> Matrix:
+def _areas(x: Matrix, y: Matrix, angles: Matrix) -> Matrix:
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-    along = cos * xy[:, 0] + sin * xy[:, 1]
-    across = cos * xy[:, 1] - sin * xy[:, 0]
-    skip = int(BOUND_SHARE * len(xy))
-    ends = (skip, len(xy) - 1 - skip)
+    skip = int(BOUND_SHARE * len(x))
     spans = []
-    for values in (along, across):
-        ordered = np.partition(values, ends, axis=1)
-        spans.append(ordered[:, ends[1]] - ordered[:, ends[0]])
-    return np.asarray(spans[0] * spans[1])
+    for values in (cos * x + sin * y, cos * y - sin * x):
+        ordered = np.sort(values.astype(np.float32), axis=1)
+        spans.append(ordered[:, len(x) - 1 - skip] - ordered[:, skip])
+    return np.asarray(spans[0].astype(np.float64) * spans[1])
 
 
-def _heavy_end_right(points: Matrix, centre: Matrix, cell: float) -> bool:
+def _heavy_end_right(along: Matrix, across: Matrix, z: Cloud32, cell: float) -> bool:
     """Whether the height map holds more volume at +x than at -x, beyond noise."""
-    column = np.floor((points[:, 0] - centre[0]) / cell).astype(np.int64)
-    row = np.floor((points[:, 1] - centre[1]) / cell).astype(np.int64)
-    column -= column.min()
-    row -= row.min()
-    width = int(column.max()) + 1
-    top = np.zeros(width * (int(row.max()) + 1))
-    np.maximum.at(top, row * width + column, np.maximum(points[:, 2], 0.0))
-    middle = -np.floor((points[:, 0] - centre[0]) / cell).min()
-    by_column = top.reshape(-1, width).sum(axis=0)
-    left = float(by_column[: int(middle)].sum())
-    right = float(by_column[int(middle) :].sum())
+    column = np.floor(along / cell).astype(np.int64)
+    row = np.floor(across / cell).astype(np.int64)
+    first, low = int(column.min()), int(row.min())
+    width = int(column.max()) - first + 1
+    top = np.zeros(width * (int(row.max()) - low + 1), np.float32)
+    np.maximum.at(top, (row - low) * width + (column - first), z)
+    by_column = top.reshape(-1, width).sum(axis=0, dtype=np.float64)
+    middle = min(max(-first, 0), width)
+    left, right = float(by_column[:middle].sum()), float(by_column[middle:].sum())
     return right - left > _FLIP_MARGIN * (left + right)

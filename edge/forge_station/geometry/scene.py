@@ -58,13 +58,17 @@ class Scene:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Cells over the tray: `cell` index of every kept point, `shape` (rows, columns)."""
+    """Cells over the tray. `cell` [N] int32: flat cell of every point; maps are [rows, columns].
 
-    cell: NDArray[np.int64]
-    kept: NDArray[np.bool_]
-    shape: tuple[int, int]
+    `high` counts points above RISE, `flat` those on the tray, `seen` all. The outermost cells
+    hold what lies beyond the grid and are not counted.
+    """
+
+    cell: NDArray[np.int32]
+    high: NDArray[np.int64]
+    flat: NDArray[np.int64]
+    seen: NDArray[np.bool_]
     cell_mm: float
-    low: NDArray[np.float64]
 
 
 def separate(cloud: Cloud, *, max_marks: int = 6) -> Scene:
@@ -75,9 +79,8 @@ def separate(cloud: Cloud, *, max_marks: int = 6) -> Scene:
     TOO_MANY_PARTS.
     """
     points = np.asarray(cloud.points, np.float32).reshape(-1, 3)
-    finite = np.isfinite(points).all(axis=1)
-    if not finite.all():
-        points = points[finite]
+    if not np.isfinite(points.sum(dtype=np.float64)):
+        points = points[np.isfinite(points).all(axis=1)]
     pixel = float(cloud.camera_pixel_mm)
     problems: list[Problem] = []
     if len(points) < 100:
@@ -98,15 +101,14 @@ def separate(cloud: Cloud, *, max_marks: int = 6) -> Scene:
     fit = plane.fit_tray(points, pixel)
     if fit is not None:
         problems += _calibration_problems(fit, pixel)
-        points = plane.moved(points, fit.level_from_tray)
+        points = plane.levelled(points, fit)
 
-    grid = _grid(points, CELL_PX * pixel)
-    labels, touching = _components(points, grid, pixel, cloud.poses)
-    seen = _count_map(grid, np.ones(len(points), bool)) > 0
-    parts = _parts(points, grid, labels, seen, pixel, cloud.poses)
+    grid = _grid(points, pixel)
+    labels, touching = _components(grid, cloud.poses)
+    parts = _parts(points, grid, labels, pixel, cloud.poses)
     parts.sort(key=lambda part: (part.tray_from_part[0, 3], part.tray_from_part[1, 3]))
     problems += _scene_problems(parts, touching, max_marks)
-    problems += _unseen_areas(labels, seen, grid.cell_mm)
+    problems += _unseen_areas(labels, grid)
     return Scene(tuple(parts), tuple(problems), fit.tray_share if fit is not None else 0.0)
 
 
@@ -182,33 +184,38 @@ def _calibration_problems(fit: plane.TrayFit, pixel: float) -> list[Problem]:
     return [Problem("CALIBRATION_MISMATCH", text, "UNSURE")]
 
 
-def _grid(points: NDArray[np.float32], cell_mm: float) -> _Grid:
+def _grid(points: NDArray[np.float32], pixel: float) -> _Grid:
+    cell_mm = CELL_PX * pixel
     some = plane.spread(points, 20000)[:, :2].astype(np.float64)
     low, high = np.percentile(some, (0.05, 99.95), axis=0)
     margin = 0.05 * (high - low) + 4 * cell_mm
     low, high = low - margin, high + margin
     cell_mm = max(cell_mm, float((high - low).max()) / _MAX_GRID)
     columns, rows = (int(n) + 1 for n in np.ceil((high - low) / cell_mm))
-    column = np.floor((points[:, 0] - low[0]) / cell_mm)
-    row = np.floor((points[:, 1] - low[1]) / cell_mm)
-    kept = (column >= 0) & (column < columns) & (row >= 0) & (row < rows)
-    cell = np.where(kept, row * columns + column, 0).astype(np.int64)
-    return _Grid(cell, kept, (rows, columns), cell_mm, low)
+    column = _cells(points[:, 0], low[0], cell_mm, columns)
+    row = _cells(points[:, 1], low[1], cell_mm, rows)
+    cell = row * np.int32(columns) + column
+    z = points[:, 2]
+    kind = (z > np.float32(RISE_PX * pixel)).astype(np.int32)
+    kind += 2 * (np.abs(z) < np.float32(CUT_PX * pixel)).astype(np.int32)
+    counts = np.bincount(cell * 3 + kind, minlength=3 * rows * columns).reshape(rows, columns, 3)
+    counts[[0, -1]] = 0
+    counts[:, [0, -1]] = 0
+    seen = counts.sum(axis=2) > 0
+    return _Grid(cell, counts[..., 1], counts[..., 2], seen, cell_mm)
 
 
-def _count_map(grid: _Grid, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    size = grid.shape[0] * grid.shape[1]
-    counts = np.bincount(grid.cell[chosen & grid.kept], minlength=size)
-    return counts.reshape(grid.shape)
+def _cells(
+    values: NDArray[np.float32], low: float, cell_mm: float, count: int
+) -> NDArray[np.int32]:
+    scaled = (values - np.float32(low)) * np.float32(1.0 / cell_mm)
+    return np.clip(scaled, 0, count - 1).astype(np.int32)
 
 
-def _components(
-    points: NDArray[np.float32], grid: _Grid, pixel: float, poses: int
-) -> tuple[LabelMap, list[int]]:
+def _components(grid: _Grid, poses: int) -> tuple[LabelMap, list[int]]:
     """(labels [rows, columns] int32: 0 tray, 1.. parts; labels that look like parts in touch)."""
     needed = max(1.0, _POINTS_PER_POSE * poses)
-    high = _count_map(grid, points[:, 2] > RISE_PX * pixel)
-    flat = _count_map(grid, np.abs(points[:, 2]) < CUT_PX * pixel)
+    high, flat = grid.high, grid.flat
     occupied = (high >= needed).astype(np.uint8)
     seen_tray = (flat >= max(1.0, 0.5 * poses)) & (occupied == 0)
     kernel = np.ones((_BRIDGE_CELLS, _BRIDGE_CELLS), np.uint8)
@@ -257,20 +264,14 @@ def _has_waist(mask: ByteMap) -> bool:
 
 
 def _parts(
-    points: NDArray[np.float32],
-    grid: _Grid,
-    labels: LabelMap,
-    seen: NDArray[np.bool_],
-    pixel: float,
-    poses: int,
+    points: NDArray[np.float32], grid: _Grid, labels: LabelMap, pixel: float, poses: int
 ) -> list[PartCloud]:
     count = int(labels.max())
     if count == 0:
         return []
-    grown = _grown(labels, count)
-    border = _at_border(labels, seen)
-    above = np.flatnonzero((points[:, 2] > CUT_PX * pixel) & grid.kept)
-    label_of = grown.ravel()[grid.cell[above]]
+    border = _at_border(labels, grid.seen)
+    above = np.flatnonzero(points[:, 2] > np.float32(CUT_PX * pixel))
+    label_of = _grown(labels, count).ravel()[grid.cell[above]]
     order = np.argsort(label_of, kind="stable")
     starts = np.searchsorted(label_of[order], np.arange(1, count + 2))
     parts = []
@@ -283,7 +284,7 @@ def _parts(
                 pixel,
                 poses=poses,
                 touches_border=number in border,
-                unseen_share=float((outline & ~seen).sum() / outline.sum()),
+                unseen_share=float((outline & ~grid.seen).sum() / outline.sum()),
             )
         )
     return parts
@@ -339,11 +340,13 @@ def _at_border(labels: LabelMap, seen: NDArray[np.bool_]) -> set[int]:
     return {number for number in range(1, len(touched)) if touched[number] >= 3}
 
 
-def _unseen_areas(labels: LabelMap, seen: NDArray[np.bool_], cell_mm: float) -> list[Problem]:
+def _unseen_areas(labels: LabelMap, grid: _Grid) -> list[Problem]:
     """Holes in the seen tray away from every part: something black or shiny may lie there."""
-    if not _tray_is_seen(labels, seen):
+    if not _tray_is_seen(labels, grid.seen):
         return []
-    count, number, stats, _ = cv2.connectedComponentsWithStats(_outside(seen)[1], connectivity=8)
+    count, number, stats, _ = cv2.connectedComponentsWithStats(
+        _outside(grid.seen)[1], connectivity=8
+    )
     by_part = set(np.unique(number[cv2.dilate((labels > 0).astype(np.uint8), _NEAR) > 0]).tolist())
     area = stats[:, cv2.CC_STAT_AREA]
     alone = [k for k in range(1, count) if area[k] >= _UNSEEN_CELLS and k not in by_part]
@@ -351,8 +354,8 @@ def _unseen_areas(labels: LabelMap, seen: NDArray[np.bool_], cell_mm: float) -> 
         return []
     text = (
         f"{len(alone)} areas of the tray away from every part were not seen (the largest "
-        f"{max(area[k] for k in alone) * cell_mm**2:.0f} mm2, limit "
-        f"{_UNSEEN_CELLS * cell_mm**2:.0f} mm2); a black or shiny part may lie there: look, "
+        f"{max(area[k] for k in alone) * grid.cell_mm**2:.0f} mm2, limit "
+        f"{_UNSEEN_CELLS * grid.cell_mm**2:.0f} mm2); a black or shiny part may lie there: look, "
         "clean the tray, or add an exposure"
     )
     return [Problem("UNSEEN_AREA", text, "UNSURE")]
