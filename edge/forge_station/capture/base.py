@@ -1,4 +1,5 @@
-"""What capture hands on: frames, pattern stacks, scans, the fused cloud, and the protocol of a scanner driver.
+"""What capture hands on: frames, pattern stacks, scans, the fused cloud, and the protocol of a
+scanner driver.
 
 Knows nothing of how images are taken or decoded. Everything is mm; invalid points are NaN.
 """
@@ -25,7 +26,10 @@ INCONSISTENT_CODE = "INCONSISTENT_CODE"
 
 @dataclass(frozen=True)
 class Trigger:
-    """One request to scan. `serial` identifies the parts on the tray to MES; `t_utc_ns` when it was asked for."""
+    """One request to scan. `serial` identifies the parts on the tray to MES.
+
+    `t_utc_ns` when it was asked for.
+    """
 
     serial: str
     part_number: str = ""
@@ -34,7 +38,9 @@ class Trigger:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One camera image: uint8 [H, W], its number in the burst, whether it arrived whole, and when (host monotonic clock)."""
+    """One camera image: uint8 [H, W], its number in the burst, whether it arrived whole, and when
+    (host monotonic clock).
+    """
 
     image: NDArray[np.uint8]
     sequence: int
@@ -48,8 +54,9 @@ class Frame:
 class PatternStack:
     """All images of one head pose.
 
-    images uint8 [E, N, H, W]: exposures (longest first) x patterns in the order of `pattern`; exposures are relative times.
-    calibration_digest names the calibration the head had; decoding with another one is refused.
+    images uint8 [E, N, H, W]: exposures (longest first) x patterns in the order of `pattern`;
+    exposures are relative times. calibration_digest names the calibration the head had; decoding
+    with another one is refused.
     """
 
     images: NDArray[np.uint8]
@@ -64,9 +71,10 @@ class PatternStack:
 class ScanQuality:
     """Shares of the camera image's pixels (0..1), and what they mean.
 
-    valid: became a point. saturated: clipped in every exposure. dark: too little projected light (shadow, black, outside).
-    inconsistent: Gray code and phase (or a pattern and its inverse) contradict each other. flying: removed at depth jumps.
-    reprojection_px: median |column, row| residual; None where only columns are coded. flags: see the constants above.
+    valid: became a point. saturated: clipped in every exposure. dark: too little projected light
+    (shadow, black, outside). inconsistent: Gray code and phase (or a pattern and its inverse)
+    contradict each other. flying: removed at depth jumps. reprojection_px: median |column, row|
+    residual; None where only columns are coded. flags: see the constants above.
     """
 
     valid_share: float
@@ -82,8 +90,9 @@ class ScanQuality:
 class Scan:
     """One decoded pose, organised like the camera image.
 
-    points float32 [H, W, 3] mm in `frame` ("tray" or "camera"), NaN where invalid; intensity uint8 [H, W] (white image);
-    confidence float32 [H, W] 0..1 (phase modulation or bit contrast of full scale); camera_pixel_mm at the tray.
+    points float32 [H, W, 3] mm in `frame` ("tray" or "camera"), NaN where invalid; intensity uint8
+    [H, W] (white image); confidence float32 [H, W] 0..1 (phase modulation or bit contrast of full
+    scale); camera_pixel_mm at the tray.
     """
 
     points: NDArray[np.float32]
@@ -99,9 +108,10 @@ class Scan:
 class Cloud:
     """Points of all poses together.
 
-    points float32 [N, 3] mm, finite, in `frame` ("tray", "camera" or "unknown"); intensity uint8 [N] or None;
-    camera_pixel_mm: distance of neighbouring samples. organised float32 [H, W, 3] with NaN, where a single grid exists.
-    notes: what was assumed while reading (unit, normals ignored, ...).
+    points float32 [N, 3] mm, finite, in `frame` ("tray", "camera" or "unknown"); intensity uint8
+    [N] or None; camera_pixel_mm: distance of neighbouring samples. organised float32 [H, W, 3] with
+    NaN, where a single grid exists. notes: what was assumed while reading (unit, normals ignored,
+    ...).
     """
 
     points: NDArray[np.float32]
@@ -118,7 +128,8 @@ class Cloud:
 class Scanner(Protocol):
     """A driver: one trigger in, one pattern stack per head pose out. Time-bounded.
 
-    Raises CaptureError, never returns less than all poses. `close` may be called twice; use contextlib.closing.
+    Raises CaptureError, never returns less than all poses. `close` may be called twice; use
+    contextlib.closing.
     """
 
     @property
@@ -134,15 +145,17 @@ class Scanner(Protocol):
 def fuse(scans: Sequence[Scan]) -> Cloud:
     """All valid points of scans in one frame, concatenated in scan order.
 
-    Shares are averaged over the poses; a flag of any pose is kept. Raises CaptureError for no scan or mixed frames.
+    Shares are averaged over the poses; a flag of any pose is kept. Raises CaptureError for no scan
+    or mixed frames.
     """
     if not scans:
         raise CaptureError("fuse: no scan given; expected one per head pose")
     frames = {scan.frame for scan in scans}
     if len(frames) > 1 or (len(scans) > 1 and frames == {"camera"}):
         raise CaptureError(
-            f"fuse: {len(scans)} scans in frame {', '.join(sorted(frames))}; only scans in the tray frame can be fused: "
-            "add tray_from_camera to the calibrations"
+            f"fuse: {len(scans)} scans in frame {', '.join(sorted(frames))}; only scans in the "
+            "tray "
+            "frame can be fused: add tray_from_camera to the calibrations"
         )
     points, intensity = [], []
     for scan in scans:

@@ -1,12 +1,14 @@
-"""Pattern-stack folders: PNG images, manifest.yaml and the calibrations; and the driver that replays them.
+"""Pattern-stack folders: PNG images, manifest.yaml and the calibrations; and the driver that
+replays them.
 
 Does not decode. Layout of one scan, all paths relative to manifest.yaml:
 
-    manifest.yaml            schema, per stack: name, calibration file and digest, exposures, image files with sha256
-    <stack>/e0_00.png ...    8-bit grey, exposure and pattern number
+    manifest.yaml            schema, per stack: name, calibration file and digest, exposures, image
+    files with sha256 <stack>/e0_00.png ...    8-bit grey, exposure and pattern number
     <stack>/calibration.yaml
 
-A folder without manifest (images of another tool) is read by `read_images`, with the calibration given by the caller.
+A folder without manifest (images of another tool) is read by `read_images`, with the calibration
+given by the caller.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from forge_station.capture import calibration as calibrations_io
+from forge_station.capture import calibration_io
 from forge_station.capture.base import PatternStack, Trigger
 from forge_station.capture.calibration import Calibration
 from forge_station.errors import CaptureError, InputError
@@ -40,28 +42,47 @@ class Recording:
     calibrations: Mapping[str, Calibration]
 
 
-def write(folder: Path, stacks: Sequence[PatternStack], calibrations: Mapping[str, Calibration]) -> None:
-    """Write one scan so that `read` returns it bit for bit. Stack names become folder names and must differ."""
+def write(
+    folder: Path, stacks: Sequence[PatternStack], calibrations: Mapping[str, Calibration]
+) -> None:
+    """Write one scan so that `read` returns it bit for bit.
+
+    Stack names become folder names and must differ.
+    """
     names = [stack.name for stack in stacks]
     if len(set(names)) != len(names) or not all(_is_plain(name) for name in names):
-        raise InputError(f"recording {folder}: stack names {names} must be different plain names (letters, digits, _ - .)")
+        raise InputError(
+            f"recording {folder}: stack names {names} must be different plain names (letters, "
+            "digits, _ - .)"
+        )
     entries = []
     for stack in stacks:
         if stack.calibration_digest not in calibrations:
-            raise InputError(f"recording {folder}: no calibration {stack.calibration_digest[:12]} for stack {stack.name}")
+            raise InputError(
+                f"recording {folder}: no calibration {stack.calibration_digest[:12]} for stack "
+                f"{stack.name}"
+            )
         place = folder / stack.name
         place.mkdir(parents=True, exist_ok=True)
-        calibrations_io.save(calibrations[stack.calibration_digest], place / "calibration.yaml")
+        calibration_io.save(calibrations[stack.calibration_digest], place / "calibration.yaml")
         images = []
         for e, exposure in enumerate(stack.images):
             for n, image in enumerate(exposure):
                 ok, data = cv2.imencode(".png", image, [cv2.IMWRITE_PNG_COMPRESSION, 1])
                 if not ok:
-                    raise InputError(f"recording {folder}: image {n} of stack {stack.name} cannot be written as PNG")
+                    raise InputError(
+                        f"recording {folder}: image {n} of stack {stack.name} cannot be written "
+                        "as PNG"
+                    )
                 content = data.tobytes()
                 path = place / f"e{e}_{n:02d}.png"
                 path.write_bytes(content)
-                images.append({"file": f"{stack.name}/{path.name}", "sha256": hashlib.sha256(content).hexdigest()})
+                images.append(
+                    {
+                        "file": f"{stack.name}/{path.name}",
+                        "sha256": hashlib.sha256(content).hexdigest(),
+                    }
+                )
         entries.append(
             {
                 "name": stack.name,
@@ -78,10 +99,15 @@ def write(folder: Path, stacks: Sequence[PatternStack], calibrations: Mapping[st
 
 
 def read(folder: Path) -> Recording:
-    """Read one scan. Raises InputError naming file and field for anything missing, malformed, truncated or altered."""
+    """Read one scan.
+
+    Raises InputError naming file and field for anything missing, malformed, truncated or altered.
+    """
     manifest = folder / MANIFEST
     if not manifest.is_file():
-        raise InputError(f"recording {folder}: no {MANIFEST}; expected a folder written by capture.replay")
+        raise InputError(
+            f"recording {folder}: no {MANIFEST}; expected a folder written by capture.replay"
+        )
     try:
         raw = yaml.safe_load(manifest.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
@@ -90,21 +116,25 @@ def read(folder: Path) -> Recording:
     stacks, calibrations = [], {}
     for k, entry in enumerate(entries):
         where = f"{manifest}: stacks[{k}]"
-        calibration = calibrations_io.load(folder / entry["calibration"])
+        calibration = calibration_io.load(folder / entry["calibration"])
         if calibration.digest != entry["calibration_digest"]:
             raise InputError(
-                f"{where}.calibration_digest: images were taken with {entry['calibration_digest'][:12]}, "
-                f"{entry['calibration']} is {calibration.digest[:12]}; restore the calibration of that day"
+                f"{where}.calibration_digest: images were taken with "
+                f"{entry['calibration_digest'][:12]}, "
+                f"{entry['calibration']} is {calibration.digest[:12]}; restore the calibration of "
+                "that day"
             )
         if calibration.pattern.digest != entry["pattern_digest"]:
             raise InputError(
-                f"{where}.pattern_digest: images show another pattern than {entry['calibration']} describes "
+                f"{where}.pattern_digest: images show another pattern than {entry['calibration']} "
+                "describes "
                 f"(code step {calibration.pattern.code_step})"
             )
         count, exposures = calibration.pattern.image_count, entry["exposures"]
         if len(entry["images"]) != count * len(exposures):
             raise InputError(
-                f"{where}.images: {len(entry['images'])} files, expected {count} patterns x {len(exposures)} exposures"
+                f"{where}.images: {len(entry['images'])} files, expected {count} patterns x "
+                f"{len(exposures)} exposures"
             )
         paths = [folder / image["file"] for image in entry["images"]]
         digests = [image.get("sha256") for image in entry["images"]]
@@ -131,7 +161,10 @@ def read_images(
     sha256: Sequence[str | None] | None = None,
     meta: Mapping[str, str] | None = None,
 ) -> PatternStack:
-    """Images in the order exposure by exposure, pattern by pattern -> stack. Raises InputError naming the file."""
+    """Images in the order exposure by exposure, pattern by pattern -> stack.
+
+    Raises InputError naming the file.
+    """
     count = calibration.pattern.image_count
     if len(paths) != count * len(exposures):
         raise InputError(
@@ -159,7 +192,8 @@ def read_images(
 
 
 class ReplayScanner:
-    """Driver that hands out recorded scans in name order: a folder with a manifest, or a folder of such folders.
+    """Driver that hands out recorded scans in name order: a folder with a manifest, or a folder of
+    such folders.
 
     mode "once": CaptureError after the last; "loop": starts again. Scans are read when asked for.
     """
@@ -180,11 +214,16 @@ class ReplayScanner:
         return self._calibrations
 
     def capture(self, trigger: Trigger) -> list[PatternStack]:
-        """The next recorded scan, whatever the trigger says. Raises InputError for a damaged one, and goes on after it."""
+        """The next recorded scan, whatever the trigger says.
+
+        Raises InputError for a damaged one, and goes on after it.
+        """
         if self._closed:
             raise CaptureError("replay: the scanner is closed")
         if self._next >= len(self._folders):
-            raise CaptureError(f"replay: all {len(self._folders)} recorded scans were handed out (mode once)")
+            raise CaptureError(
+                f"replay: all {len(self._folders)} recorded scans were handed out (mode once)"
+            )
         folder = self._folders[self._next]
         self._next += 1
         if self._mode == "loop":
@@ -214,14 +253,19 @@ def _read_png(path: Path, sha256: str | None) -> NDArray[np.uint8]:
     if not data.endswith(_PNG_END):
         raise InputError(f"{path}: truncated PNG ({len(data)} bytes, no end mark); copy it again")
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
-        raise InputError(f"{path}: content differs from the sha256 in {MANIFEST}; the image was changed after recording")
+        raise InputError(
+            f"{path}: content differs from the sha256 in {MANIFEST}; the image was changed after "
+            "recording"
+        )
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     if image is None:
         raise InputError(f"{path}: damaged PNG ({len(data)} bytes)")
     if image.dtype != np.uint8:
         raise InputError(f"{path}: {image.dtype} image, expected 8 bit")
     if image.ndim == 3:
-        image = cv2.cvtColor(image, cv2.COLOR_BGRA2GRAY if image.shape[2] == 4 else cv2.COLOR_BGR2GRAY)
+        image = cv2.cvtColor(
+            image, cv2.COLOR_BGRA2GRAY if image.shape[2] == 4 else cv2.COLOR_BGR2GRAY
+        )
     return np.asarray(image, np.uint8)
 
 
@@ -250,7 +294,9 @@ def _check_manifest(raw: Any, manifest: Path) -> list[dict[str, Any]]:
         if not isinstance(entry, dict):
             problems.append(f"{where}: not a mapping")
             continue
-        problems += [f"{where}.{key}: unknown key" for key in entry if key not in (*required, "meta")]
+        problems += [
+            f"{where}.{key}: unknown key" for key in entry if key not in (*required, "meta")
+        ]
         for key, kind in required.items():
             if not isinstance(entry.get(key), kind):
                 problems.append(f"{where}.{key}: expected {kind.__name__}, got {entry.get(key)!r}")
@@ -258,17 +304,24 @@ def _check_manifest(raw: Any, manifest: Path) -> list[dict[str, Any]]:
             if not isinstance(image, dict) or not isinstance(image.get("file"), str):
                 problems.append(f"{where}.images[{n}].file: missing")
             elif set(image) - {"file", "sha256"}:
-                problems.append(f"{where}.images[{n}]: unknown key {', '.join(sorted(set(image) - {'file', 'sha256'}))}")
+                problems.append(
+                    f"{where}.images[{n}]: unknown key "
+                    f"{', '.join(sorted(set(image) - {'file', 'sha256'}))}"
+                )
             elif not isinstance(image.get("sha256", ""), str):
-                problems.append(f"{where}.images[{n}].sha256: expected text, got {image['sha256']!r}")
+                problems.append(
+                    f"{where}.images[{n}].sha256: expected text, got {image['sha256']!r}"
+                )
             elif ".." in Path(image["file"]).parts or Path(image["file"]).is_absolute():
                 problems.append(f"{where}.images[{n}].file: {image['file']} leaves the folder")
         exposures = entry.get("exposures")
         if isinstance(exposures, list) and not (
-            exposures and all(isinstance(x, int | float) and not isinstance(x, bool) and x > 0 for x in exposures)
+            exposures
+            and all(
+                isinstance(x, int | float) and not isinstance(x, bool) and x > 0 for x in exposures
+            )
         ):
             problems.append(f"{where}.exposures: expected positive numbers, got {exposures!r}")
     if problems:
         raise InputError(f"recording {manifest}: " + "; ".join(problems[:12]))
-    assert isinstance(entries, list)
-    return entries
+    return list(entries or [])

@@ -1,34 +1,44 @@
-"""Pattern images for the projector, and a pattern stack with its calibration -> organised scan. numpy only.
+"""Pattern images for the projector, and a pattern stack with its calibration -> organised scan.
+numpy only.
 
-Does not know cameras or files. Two codes: Gray code of the half period plus phase shift (sub-pixel), and integer Gray code
-with inverse pairs, columns or columns and rows. Column coordinates are projector pixel indices (centre of pixel 0 is 0).
+Does not know cameras or files. Two codes: Gray code of the half period plus phase shift
+(sub-pixel), and integer Gray code with inverse pairs, columns or columns and rows. Column
+coordinates are projector pixel indices (centre of pixel 0 is 0).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forge_station.capture import base
 from forge_station.capture.base import PatternStack, Scan, ScanQuality
-from forge_station.capture.calibration import Calibration, Optics, PatternSpec
+from forge_station.capture.calibration import Calibration, PatternSpec
+from forge_station.capture.triangulation import (
+    camera_rays,
+    to_points,
+    triangulate,
+    without_flying_points,
+)
 from forge_station.errors import CalibrationError, CaptureError
 
 Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
-CODE_TOLERANCE_PERIODS = 0.36  # half a half-period is 0.25; the rest is blur and noise at the bit edges
+CODE_TOLERANCE_PERIODS = (
+    0.36  # half a half-period is 0.25; the rest is blur and noise at the bit edges
+)
 
 
 @dataclass(frozen=True)
 class Limits:
     """Thresholds of the decoder, grey levels of 255 unless named otherwise.
 
-    jump: largest depth step between neighbouring pixels of one surface, in camera pixel sizes (2.7 = 70 degrees to the view).
-    support: how many of the 8 neighbours must lie within it. gate_px: reprojection gate of two-axis codes.
+    jump: largest depth step between neighbouring pixels of one surface, in camera pixel sizes (2.7
+    = 70 degrees to the view). support: how many of the 8 neighbours must lie within it. gate_px:
+    reprojection gate of two-axis codes.
     """
 
     saturation: int = 254
@@ -41,8 +51,13 @@ class Limits:
     gate_px: float = 2.0
 
 
-def profiles(spec: PatternSpec, projector_size: tuple[int, int]) -> list[tuple[int, NDArray[np.float64]]]:
-    """One (axis, intensity 0..1 along that axis) per image; axis 0 varies with the column, 1 with the row."""
+def profiles(
+    spec: PatternSpec, projector_size: tuple[int, int]
+) -> list[tuple[int, NDArray[np.float64]]]:
+    """One (axis, intensity 0..1 along that axis) per image.
+
+    Axis 0 varies with the column, 1 with the row.
+    """
     _refuse_bad_spec(spec, projector_size)
     width, height = projector_size
     x = np.arange(width)
@@ -53,7 +68,9 @@ def profiles(spec: PatternSpec, projector_size: tuple[int, int]) -> list[tuple[i
         gray = index ^ (index >> 1)
         bits = [(0, ((gray >> b) & 1).astype(float)) for b in reversed(range(spec.column_bits))]
         phase = 2 * np.pi * (column + 0.5) / spec.period_px
-        shifts = [(0, 0.5 + 0.5 * np.cos(phase - 2 * np.pi * k / spec.steps)) for k in range(spec.steps)]
+        shifts = [
+            (0, 0.5 + 0.5 * np.cos(phase - 2 * np.pi * k / spec.steps)) for k in range(spec.steps)
+        ]
         return [white, black, *bits, *shifts]
     images: list[tuple[int, NDArray[np.float64]]] = []
     for axis, length, bit_count in ((0, width, spec.column_bits), (1, height, spec.row_bits)):
@@ -66,7 +83,9 @@ def profiles(spec: PatternSpec, projector_size: tuple[int, int]) -> list[tuple[i
 
 
 def patterns(spec: PatternSpec, projector_size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Images for the projector, uint8 [N, height, width], linear in light (the projector must not apply a gamma)."""
+    """Images for the projector, uint8 [N, height, width], linear in light (the projector must not
+    apply a gamma).
+    """
     width, height = projector_size
     out = np.empty((spec.image_count, height, width), np.uint8)
     for image, (axis, profile) in zip(out, profiles(spec, projector_size), strict=True):
@@ -76,16 +95,20 @@ def patterns(spec: PatternSpec, projector_size: tuple[int, int]) -> NDArray[np.u
 
 
 def decode(stack: PatternStack, calibration: Calibration, limits: Limits | None = None) -> Scan:
-    """Pattern stack -> organised points in the tray frame (camera frame where the calibration has no tray).
+    """Pattern stack -> organised points in the tray frame (camera frame where the calibration has
+    no tray).
 
-    Raises CaptureError for a stack that is incomplete, of the wrong size or repeats an image, CalibrationError when stack and
-    calibration do not belong together or no code step fits. Poor light does not raise: see the flags of ScanQuality.
-    About 40 ms for 640x480, 2 exposures x 17 images on one core of an EPYC (2026-11).
+    Raises CaptureError for a stack that is incomplete, of the wrong size or repeats an image,
+    CalibrationError when stack and calibration do not belong together or no code step fits. Poor
+    light does not raise: see the flags of ScanQuality. About 40 ms for 640x480, 2 exposures x 17
+    images on one core of an EPYC (2026-11).
     """
     limits = limits or Limits()
     _refuse_mismatch(stack, calibration)
     longest_first = np.argsort(-np.asarray(stack.exposures), kind="stable")
-    images, saturated = _merge_exposures([stack.images[k] for k in longest_first], limits.saturation)
+    images, saturated = _merge_exposures(
+        [stack.images[k] for k in longest_first], limits.saturation
+    )
     if calibration.pattern.kind == "gray_phase":
         code = _decode_gray_phase(images, calibration.pattern, limits)
     else:
@@ -95,20 +118,24 @@ def decode(stack: PatternStack, calibration: Calibration, limits: Limits | None 
     if code.row is not None:
         ok &= (code.row >= 0) & (code.row <= size[1] - 1)
     pixels = np.flatnonzero(ok)
-    direction_x, direction_y = _camera_rays(calibration, pixels)
+    direction_x, direction_y = camera_rays(calibration, pixels)
     column = code.column.ravel()[pixels]
     row = None if code.row is None else code.row.ravel()[pixels]
-    depth, residual = _triangulate(direction_x, direction_y, column, row, calibration)
+    depth, residual = triangulate(direction_x, direction_y, column, row, calibration)
     reprojection = None
     keep = np.isfinite(depth) & (depth > 0)
     if residual is not None and pixels.size:
         reprojection = float(np.median(residual))
         keep &= residual < limits.gate_px
-        _refuse_wrong_code_step(reprojection, keep, direction_x, direction_y, column, row, calibration, limits)
+        _refuse_wrong_code_step(
+            reprojection, keep, direction_x, direction_y, column, row, calibration, limits
+        )
     depth_image = np.full(ok.size, np.nan, np.float32)
     depth_image[pixels[keep]] = depth[keep]
-    solid = _without_flying_points(depth_image.reshape(ok.shape), calibration, limits)
-    points = _to_points(depth_image, solid, calibration)
+    solid = without_flying_points(
+        depth_image.reshape(ok.shape), calibration, limits.jump, limits.support
+    )
+    points = to_points(depth_image, solid, calibration)
     valid_share = float(solid.mean())
     quality = ScanQuality(
         valid_share=valid_share,
@@ -124,20 +151,25 @@ def decode(stack: PatternStack, calibration: Calibration, limits: Limits | None 
         intensity=code.white,
         confidence=code.confidence,
         quality=replace(quality, flags=_flags(quality)),
-        camera_pixel_mm=calibration.camera_pixel_mm or median_depth / float(calibration.camera.matrix[0, 0]),
+        camera_pixel_mm=calibration.camera_pixel_mm
+        or median_depth / float(calibration.camera.matrix[0, 0]),
         frame="camera" if calibration.tray_from_camera is None else "tray",
         calibration_digest=calibration.digest,
     )
 
 
-def decode_all(stacks: Sequence[PatternStack], calibrations: Mapping[str, Calibration]) -> list[Scan]:
+def decode_all(
+    stacks: Sequence[PatternStack], calibrations: Mapping[str, Calibration]
+) -> list[Scan]:
     """Each stack with the calibration that it names."""
     scans = []
     for stack in stacks:
         if stack.calibration_digest not in calibrations:
             raise CalibrationError(
-                f"stack {stack.name or '(unnamed)'}: taken with calibration {stack.calibration_digest[:12]}, which is not "
-                f"among {', '.join(d[:12] for d in calibrations) or 'none'}; load the calibration that the head had"
+                f"stack {stack.name or '(unnamed)'}: taken with calibration "
+                f"{stack.calibration_digest[:12]}, which is not "
+                f"among {', '.join(d[:12] for d in calibrations) or 'none'}; load the calibration "
+                "that the head had"
             )
         scans.append(decode(stack, calibrations[stack.calibration_digest]))
     return scans
@@ -159,13 +191,16 @@ class _Code:
 def _refuse_bad_spec(spec: PatternSpec, projector_size: tuple[int, int]) -> None:
     found = spec.problems()
     if not found:
-        per_code = spec.period_px / 2 * spec.code_step if spec.kind == "gray_phase" else spec.code_step
+        per_code = (
+            spec.period_px / 2 * spec.code_step if spec.kind == "gray_phase" else spec.code_step
+        )
         for name, bits, length in zip(
             ("column", "row"), (spec.column_bits, spec.row_bits), projector_size, strict=True
         ):
             if bits and per_code * 2**bits < length:
                 found.append(
-                    f"pattern.{name}_bits: {bits} bits x {per_code:g} px reach {per_code * 2**bits:g} px, projector has {length}"
+                    f"pattern.{name}_bits: {bits} bits x {per_code:g} px reach "
+                    f"{per_code * 2**bits:g} px, projector has {length}"
                 )
     if found:
         raise CalibrationError("pattern: " + "; ".join(found))
@@ -179,7 +214,15 @@ def _refuse_mismatch(stack: PatternStack, calibration: Calibration) -> None:
     if stack.pattern != spec:
         fields = [
             f"{field}: stack {getattr(stack.pattern, field)}, calibration {getattr(spec, field)}"
-            for field in ("kind", "axis", "period_px", "steps", "column_bits", "row_bits", "code_step")
+            for field in (
+                "kind",
+                "axis",
+                "period_px",
+                "steps",
+                "column_bits",
+                "row_bits",
+                "code_step",
+            )
             if getattr(stack.pattern, field) != getattr(spec, field)
         ]
         raise CalibrationError(
@@ -188,21 +231,28 @@ def _refuse_mismatch(stack: PatternStack, calibration: Calibration) -> None:
         )
     if stack.calibration_digest != calibration.digest:
         raise CalibrationError(
-            f"{name}: taken with calibration {stack.calibration_digest[:12] or '(none)'}, asked to decode with "
+            f"{name}: taken with calibration {stack.calibration_digest[:12] or '(none)'}, asked "
+            "to decode with "
             f"{calibration.digest[:12]} ({calibration.name}); use the calibration that the head had"
         )
     images = stack.images
     if images.dtype != np.uint8 or images.ndim != 4:
-        raise CaptureError(f"{name}: images must be uint8 [E, N, H, W], got {images.dtype} {images.shape}")
+        raise CaptureError(
+            f"{name}: images must be uint8 [E, N, H, W], got {images.dtype} {images.shape}"
+        )
     if images.shape[2:] != (height, width):
         raise CaptureError(
-            f"{name}: image size {images.shape[3]}x{images.shape[2]}, calibration {calibration.name} expects {width}x{height}"
+            f"{name}: image size {images.shape[3]}x{images.shape[2]}, calibration "
+            f"{calibration.name} expects {width}x{height}"
         )
     if images.shape[0] < 1 or images.shape[0] != len(stack.exposures):
-        raise CaptureError(f"{name}: {images.shape[0]} exposures of images, {len(stack.exposures)} exposure times")
+        raise CaptureError(
+            f"{name}: {images.shape[0]} exposures of images, {len(stack.exposures)} exposure times"
+        )
     if images.shape[1] != spec.image_count:
         raise CaptureError(
-            f"{name}: {images.shape[1]} pattern images, pattern {spec.kind} has {spec.image_count}: "
+            f"{name}: {images.shape[1]} pattern images, pattern {spec.kind} has "
+            f"{spec.image_count}: "
             "an image is missing or too many were taken; capture again"
         )
     thumb = images[:, :, ::16, ::16]
@@ -211,13 +261,18 @@ def _refuse_mismatch(stack: PatternStack, calibration: Calibration) -> None:
         image = images[exposure, first]
         if image.max() != image.min() and np.array_equal(image, images[exposure, first + 1]):
             raise CaptureError(
-                f"{name}: pattern images {first} and {first + 1} of exposure {exposure} are identical: "
+                f"{name}: pattern images {first} and {first + 1} of exposure {exposure} are "
+                "identical: "
                 "the camera repeated a frame; capture again"
             )
 
 
-def _merge_exposures(images: Sequence[NDArray[np.uint8]], saturation: int) -> tuple[NDArray[np.uint8], Bool]:
-    """[N, H, W] each, longest exposure first -> per pixel the longest unsaturated one [N, H, W], and where none is."""
+def _merge_exposures(
+    images: Sequence[NDArray[np.uint8]], saturation: int
+) -> tuple[NDArray[np.uint8], Bool]:
+    """[N, H, W] each, longest exposure first -> per pixel the longest unsaturated one [N, H, W],
+    and where none is.
+    """
     merged = images[0]
     clipped = merged.max(axis=0) >= saturation
     for exposure in images[1:]:
@@ -234,24 +289,32 @@ def _merge_exposures(images: Sequence[NDArray[np.uint8]], saturation: int) -> tu
 
 def _gray_to_index(bits: Sequence[Bool]) -> NDArray[np.uint16]:
     """Gray bits, MSB first -> binary code."""
-    dtype = np.uint8 if len(bits) <= 8 else np.uint16
     accumulated = bits[0].view(np.uint8)
-    index = accumulated.astype(dtype)
+    low = accumulated.copy()
+    high = np.zeros_like(low)
     for bit in bits[1:]:
         accumulated = accumulated ^ bit.view(np.uint8)
-        index = (index << 1) | accumulated.astype(dtype, copy=False)
-    return index.astype(np.uint16)
+        high = (high << 1) | (low >> 7)
+        low = (low << 1) | accumulated
+    index: NDArray[np.uint16] = high.astype(np.uint16)
+    index <<= 8
+    index |= low
+    return index
 
 
 def _decode_gray_phase(images: NDArray[np.uint8], spec: PatternSpec, limits: Limits) -> _Code:
-    """Absolute column: the half-period code only selects which 2-pi period, so its bit edges cannot cause jumps."""
+    """Absolute column: the half-period code only selects which 2-pi period, so its bit edges cannot
+    cause jumps.
+    """
     white, black = images[0], images[1]
     middle = (white >> 1) + (black >> 1) + (white & black & 1)
     index = _gray_to_index([image > middle for image in images[2 : 2 + spec.column_bits]])
     contrast = np.where(white > black, white - black, 0)
     dark = contrast <= limits.contrast
     k = np.arange(spec.steps)
-    kernel = np.stack([np.cos(2 * np.pi * k / spec.steps), np.sin(2 * np.pi * k / spec.steps)]).astype(np.float32)
+    kernel = np.stack(
+        [np.cos(2 * np.pi * k / spec.steps), np.sin(2 * np.pi * k / spec.steps)]
+    ).astype(np.float32)
     shifted = images[2 + spec.column_bits :].reshape(spec.steps, -1)
     cosine, sine = (kernel @ shifted.astype(np.float32)).reshape(2, *white.shape)
     modulation = np.sqrt(cosine * cosine + sine * sine) * np.float32(2 / spec.steps)
@@ -279,7 +342,10 @@ def _decode_gray_phase(images: NDArray[np.uint8], spec: PatternSpec, limits: Lim
 
 
 def _decode_gray_pairs(images: NDArray[np.uint8], spec: PatternSpec, limits: Limits) -> _Code:
-    """Integer codes from patterns and their inverses; a pixel whose pair differs too little has no code."""
+    """Integer codes from patterns and their inverses.
+
+    A pixel whose pair differs too little has no code.
+    """
     white, black = images[-2], images[-1]
     dark = white.astype(np.int16) - black <= limits.pair_white_minus_black
     weak = np.zeros(white.shape, np.bool_)
@@ -294,69 +360,20 @@ def _decode_gray_pairs(images: NDArray[np.uint8], spec: PatternSpec, limits: Lim
             np.minimum(least, difference, out=least)
             bits.append(bit)
         first += 2 * count
-        # Projector coordinate = code x code step, without half a step: calibrations are made with the same rule.
-        coordinates.append(_gray_to_index(bits).astype(np.float32) * np.float32(spec.code_step) if bits else None)
+        # Projector coordinate = code x code step, without half a step: calibrations are made with
+        # the same rule.
+        if bits:
+            coordinates.append(_gray_to_index(bits).astype(np.float32) * np.float32(spec.code_step))
     weak = (least < limits.pair_contrast) & ~dark
-    assert coordinates[0] is not None
     return _Code(
         column=coordinates[0],
-        row=coordinates[1],
+        row=coordinates[1] if spec.row_bits else None,
         ok=~(dark | weak),
         dark=dark,
         inconsistent=weak,
         white=white,
         confidence=least.astype(np.float32) / np.float32(255),
     )
-
-
-@lru_cache(maxsize=8)
-def _ray_table(optics: Optics, pixel_centre: float) -> tuple[Float32, Float32]:
-    """Undistorted normalised coordinates of every camera pixel, float32 [H * W] each."""
-    width, height = optics.image_size
-    u, v = np.meshgrid(np.arange(width) + pixel_centre, np.arange(height) + pixel_centre)
-    x, y = optics.undistort(
-        (u.ravel() - optics.matrix[0, 2]) / optics.matrix[0, 0], (v.ravel() - optics.matrix[1, 2]) / optics.matrix[1, 1]
-    )
-    return x.astype(np.float32), y.astype(np.float32)
-
-
-def _triangulate(
-    x: Float32, y: Float32, column: Float32, row: Float32 | None, calibration: Calibration, code_scale: float = 1.0
-) -> tuple[Float32, Float32 | None]:
-    """Camera rays (x, y, 1) and projector coordinates -> depth along the camera axis, and the residual in projector px.
-
-    Columns only: ray and plane meet in closed form; the projector's distortion needs the row, which comes from the point
-    itself, so it is iterated. Both axes: least squares of the two planes; the residual is what they disagree by.
-    """
-    lens, m = calibration.projector, calibration.projector_from_camera.astype(np.float32)
-    fx, fy, cx, cy = (np.float32(lens.matrix[i, j]) for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
-    centre = np.float32(calibration.pixel_centre)
-    scale = np.float32(code_scale)
-    rx, ry, rz = (m[i, 0] * x + m[i, 1] * y + m[i, 2] for i in range(3))
-    tx, ty, tz = m[:3, 3]
-    seen_q = (column * scale + centre - cx) / fx
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        if row is None:
-            q = seen_q
-            depth = (q * tz - tx) / (rx - q * rz)
-            for _ in range(3 if lens.distortion.any() else 0):
-                w = rz * depth + tz
-                bent_q, _bent_p = lens.distort(q, (ry * depth + ty) / w)
-                q = q + (seen_q - bent_q)
-                depth = (q * tz - tx) / (rx - q * rz)
-            return depth, None
-        seen_p = (row * scale + centre - cy) / fy
-        q64, p64 = lens.undistort(seen_q.astype(np.float64), seen_p.astype(np.float64))
-        q, p = q64.astype(np.float32), p64.astype(np.float32)
-        a, b = fx * (rx - q * rz), fy * (ry - p * rz)
-        depth = (a * fx * (q * tz - tx) + b * fy * (p * tz - ty)) / (a * a + b * b)
-        w = rz * depth + tz
-        bent_q, bent_p = lens.distort((rx * depth + tx) / w, (ry * depth + ty) / w)
-        # The whole disagreement is here in the projector image; a least squares point would share it with the camera.
-        focal2 = calibration.camera.matrix[0, 0] ** 2
-        share = np.float32(focal2 / (focal2 + lens.matrix[0, 0] ** 2))
-        residual = np.hypot((bent_q - seen_q) * fx, (bent_p - seen_p) * fy) * share
-    return depth, np.where(np.isfinite(residual), residual, np.float32(np.inf))
 
 
 def _refuse_wrong_code_step(
@@ -369,81 +386,46 @@ def _refuse_wrong_code_step(
     calibration: Calibration,
     limits: Limits,
 ) -> None:
-    """A median residual of many pixels means another code step, direction or calibration: say so, and which step would fit."""
+    """A median residual of many pixels means another code step, direction or calibration: say so,
+    and which step would fit.
+    """
     if reprojection < 10 * limits.gate_px or keep.mean() > 0.2 or keep.size < 1000:
         return
     step = calibration.pattern.code_step
     sample = slice(None, None, max(1, keep.size // 5000))
     fits = []
     for other in (1, 2, 3, 4, 6, 8):
-        _, residual = _triangulate(
-            x[sample], y[sample], column[sample], row if row is None else row[sample], calibration, other / step
+        _, residual = triangulate(
+            x[sample],
+            y[sample],
+            column[sample],
+            row if row is None else row[sample],
+            calibration,
+            other / step,
         )
-        if other != step and residual is not None and float(np.median(residual)) < 2 * limits.gate_px:
+        if (
+            other != step
+            and residual is not None
+            and float(np.median(residual)) < 2 * limits.gate_px
+        ):
             fits.append(f"code_step {other} gives {float(np.median(residual)):.1f} px")
     raise CalibrationError(
-        f"calibration {calibration.name}: median reprojection error {reprojection:.0f} px with code_step {step}, "
+        f"calibration {calibration.name}: median reprojection error {reprojection:.0f} px with "
+        f"code_step {step}, "
         f"{100 * keep.mean():.1f} % of the points within {limits.gate_px:g} px; "
         + (
             f"{' and '.join(fits)}: set pattern.code_step to it"
             if fits
-            else "no other code step fits: wrong calibration, pattern order or transform direction (must be projector-from-camera)"
+            else "no other code step fits: wrong calibration, pattern order or transform direction "
+            "(must be projector-from-camera)"
         )
     )
 
 
-def _without_flying_points(depth: Float32, calibration: Calibration, limits: Limits) -> Bool:
-    """Valid pixels that belong to a surface: enough of the 8 neighbours continue it, and it does not hang between two others.
-
-    A neighbour continues the surface within `jump` camera pixel sizes, plus 1.5 codes of depth where codes are integers.
-    """
-    allowed = depth * np.float32(limits.jump / float(calibration.camera.matrix[0, 0]))
-    if calibration.pattern.kind == "gray_pairs":
-        lens, baseline = calibration.projector, float(np.linalg.norm(calibration.projector_from_camera[:2, 3]))
-        step = 1.5 * calibration.pattern.code_step / (float(lens.matrix[0, 0]) * max(baseline, 1e-6))
-        allowed += depth * depth * np.float32(step)
-    support = np.zeros(depth.shape, np.uint8)
-    nearer = np.zeros(depth.shape, np.bool_)
-    farther = np.zeros(depth.shape, np.bool_)
-    height, width = depth.shape
-    with np.errstate(invalid="ignore"):
-        for dy, dx, far in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, 1.414), (1, -1, 1.414)):
-            a = (slice(0, height - dy), slice(max(0, -dx), width - max(0, dx)))
-            b = (slice(dy, height), slice(max(0, dx), width - max(0, -dx)))
-            step = depth[b] - depth[a]
-            limit = allowed[a] * np.float32(far) if far != 1.0 else allowed[a]
-            up, down = step > limit, step < -limit
-            close = np.abs(step) <= limit
-            support[a] += close
-            support[b] += close
-            farther[a] |= up
-            nearer[b] |= up
-            nearer[a] |= down
-            farther[b] |= down
-    solid: Bool = (support >= limits.support) & ~(nearer & farther)
-    return solid
-
-
-def _to_points(depth: Float32, solid: Bool, calibration: Calibration) -> Float32:
-    """Depth float32 [H * W] -> points [H, W, 3] in the tray frame, NaN where not solid."""
-    points = np.full((solid.size, 3), np.nan, np.float32)
-    pixels = np.flatnonzero(solid)
-    z = depth[pixels]
-    x, y = _camera_rays(calibration, pixels)
-    pose = np.eye(4) if calibration.tray_from_camera is None else calibration.tray_from_camera
-    m = pose.astype(np.float32)
-    camera = np.stack([x * z, y * z, z], axis=1)
-    points[pixels] = camera @ m[:3, :3].T + m[:3, 3]
-    return points.reshape(*solid.shape, 3)
-
-
-def _camera_rays(calibration: Calibration, pixels: NDArray[np.intp]) -> tuple[Float32, Float32]:
-    x, y = _ray_table(calibration.camera, calibration.pixel_centre)
-    return x[pixels], y[pixels]
-
-
 def _flags(quality: ScanQuality) -> tuple[str, ...]:
-    """Levels from simulated and real scans: a usable pose has over 40 % valid, under 2 % inconsistent pixels."""
+    """Levels from simulated and real scans: a usable pose has over 40 % valid, under 2 %
+    inconsistent pixels.
+    """
     flags = []
     if quality.valid_share == 0:
         flags.append(base.NO_DATA)

@@ -1,7 +1,9 @@
-"""Triangle z-buffer, shading and image formation as compiled loops. Does not know calibrations or patterns, only arrays.
+"""Triangle z-buffer, shading and image formation as compiled loops. Does not know calibrations or
+patterns, only arrays.
 
-Needs numba (extra `sim`). Single-threaded on purpose: training runs one process per core. Lengths mm, images [H, W].
-Verified against a ray caster: depth equal to 0.001 mm at the 99.9th percentile, shadows for 99.6 % of the pixels (2026-11).
+Needs numba (extra `sim`). Single-threaded on purpose: training runs one process per core. Lengths
+mm, images [H, W]. Verified against a ray caster: depth equal to 0.001 mm at the 99.9th percentile,
+shadows for 99.6 % of the pixels (2026-11).
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ def _compiled(function: F) -> F:
 def raster(u: Any, v: Any, inverse_z: Any, faces: Any, inverse_depth: Any, face_index: Any) -> None:
     """Nearest triangle per pixel.
 
-    u, v, inverse_z float64 [V]: pixel coordinates and 1/depth of the vertices; vertices behind the device have
-    inverse_z <= 0 and their triangles are left out. faces int32 [F, 3]. inverse_depth float64 [H, W] (0 = nothing) and
-    face_index int32 [H, W] (-1 = nothing) are updated in place; 1/depth is linear over a triangle in the image.
+    u, v, inverse_z float64 [V]: pixel coordinates and 1/depth of the vertices; vertices behind the
+    device have inverse_z <= 0 and their triangles are left out. faces int32 [F, 3]. inverse_depth
+    float64 [H, W] (0 = nothing) and face_index int32 [H, W] (-1 = nothing) are updated in place;
+    1/depth is linear over a triangle in the image.
     """
     height, width = inverse_depth.shape
     for t in range(faces.shape[0]):
@@ -62,7 +65,9 @@ def raster(u: Any, v: Any, inverse_z: Any, faces: Any, inverse_depth: Any, face_
 
 
 @_compiled
-def add_tray(ray_x: Any, ray_y: Any, tray_from_camera: Any, inverse_depth: Any, face_index: Any) -> None:
+def add_tray(
+    ray_x: Any, ray_y: Any, tray_from_camera: Any, inverse_depth: Any, face_index: Any
+) -> None:
     """Where the plane z = 0 is nearer than the parts: its exact 1/depth, face index -2."""
     height, width = inverse_depth.shape
     r20, r21, r22 = tray_from_camera[2, 0], tray_from_camera[2, 1], tray_from_camera[2, 2]
@@ -99,13 +104,16 @@ def shade(
     column: Any,
     row: Any,
 ) -> None:
-    """Per camera pixel: light returned per unit of pattern, ambient light, and the projector pixel that lights it.
+    """Per camera pixel: light returned per unit of pattern, ambient light, and the projector pixel
+    that lights it.
 
-    inverse_depth, face_index from `raster` and `add_tray`; inverse_depth is replaced by the exact value on the face's plane.
-    normals, anchors float64 [F, 3]: face normal and one vertex, tray frame. surfaces float64 [S, 3]: albedo, specular,
-    shininess; face_surface int32 [F], the tray has row 0. lens: fx fy cx cy k1 k2 p1 p2 k3 of the projector, pixel index
-    convention. shadow: the projector's 1/depth of the parts alone. Lambert plus Blinn, 1/r2; a pixel is in shadow when even
-    the farthest of the 2x2 shadow pixels around it is nearer to the projector by the relative shadow_bias.
+    inverse_depth, face_index from `raster` and `add_tray`; inverse_depth is replaced by the exact
+    value on the face's plane. normals, anchors float64 [F, 3]: face normal and one vertex, tray
+    frame. surfaces float64 [S, 3]: albedo, specular, shininess; face_surface int32 [F], the tray
+    has row 0. lens: fx fy cx cy k1 k2 p1 p2 k3 of the projector, pixel index convention. shadow:
+    the projector's 1/depth of the parts alone. Lambert plus Blinn, 1/r2; a pixel is in shadow when
+    even the farthest of the 2x2 shadow pixels around it is nearer to the projector by the relative
+    shadow_bias.
     """
     height, width = inverse_depth.shape
     rows, columns = shadow.shape
@@ -138,7 +146,9 @@ def shade(
                     nx, ny, nz, facing = -nx, -ny, -nz, -facing
                 if facing < -1e-3:
                     exact = (
-                        (anchors[face, 0] - cx) * nx + (anchors[face, 1] - cy) * ny + (anchors[face, 2] - cz) * nz
+                        (anchors[face, 0] - cx) * nx
+                        + (anchors[face, 1] - cy) * ny
+                        + (anchors[face, 2] - cz) * nz
                     ) / facing
                     if abs(exact - z) < 2e-3 * z:
                         z = exact
@@ -159,13 +169,20 @@ def shade(
             b = (p[1, 0] * px + p[1, 1] * py + p[1, 2] * pz + p[1, 3]) / depth
             r2 = a * a + b * b
             radial = 1.0 + r2 * (lens[4] + r2 * (lens[5] + r2 * lens[8]))
-            u = lens[0] * (a * radial + 2.0 * lens[6] * a * b + lens[7] * (r2 + 2.0 * a * a)) + lens[2]
-            v = lens[1] * (b * radial + lens[6] * (r2 + 2.0 * b * b) + 2.0 * lens[7] * a * b) + lens[3]
+            u = (
+                lens[0] * (a * radial + 2.0 * lens[6] * a * b + lens[7] * (r2 + 2.0 * a * a))
+                + lens[2]
+            )
+            v = (
+                lens[1] * (b * radial + lens[6] * (r2 + 2.0 * b * b) + 2.0 * lens[7] * a * b)
+                + lens[3]
+            )
             if u <= 0.0 or v <= 0.0 or u >= columns - 1 or v >= rows - 1:
                 continue
             iu, iv = int(u), int(v)
             farthest = min(
-                min(shadow[iv, iu], shadow[iv, iu + 1]), min(shadow[iv + 1, iu], shadow[iv + 1, iu + 1])
+                min(shadow[iv, iu], shadow[iv, iu + 1]),
+                min(shadow[iv + 1, iu], shadow[iv + 1, iu + 1]),
             )
             if depth * farthest > 1.0 + shadow_bias:
                 continue
@@ -200,9 +217,10 @@ def expose(
 ) -> None:
     """8-bit images of all patterns and exposures.
 
-    profiles float32 [N, L] along axes [N] (0 column, 1 row), interpolated; blur float32 [2]: centre and side weight of the
-    camera's 3-tap point spread; noise float32 [M]: unit normal table read from offsets int64 [E, N]; images uint8 [E, N, H, W].
-    Signal electrons = light x electrons x exposure; noise variance = signal + read_noise^2; full_well is 255.
+    profiles float32 [N, L] along axes [N] (0 column, 1 row), interpolated; blur float32 [2]: centre
+    and side weight of the camera's 3-tap point spread; noise float32 [M]: unit normal table read
+    from offsets int64 [E, N]; images uint8 [E, N, H, W]. Signal electrons = light x electrons x
+    exposure; noise variance = signal + read_noise^2; full_well is 255.
     """
     height, width = gain.shape
     middle, side = blur[0], blur[1]
@@ -223,7 +241,9 @@ def expose(
             for x in range(1, width - 1):
                 across[y, x] = middle * light[y, x] + side * (light[y, x - 1] + light[y, x + 1])
             across[y, 0] = (middle + side) * light[y, 0] + side * light[y, 1]
-            across[y, width - 1] = (middle + side) * light[y, width - 1] + side * light[y, width - 2]
+            across[y, width - 1] = (middle + side) * light[y, width - 1] + side * light[
+                y, width - 2
+            ]
         for y in range(height):
             up, down = max(y - 1, 0), min(y + 1, height - 1)
             for x in range(width):
@@ -235,4 +255,6 @@ def expose(
                 for x in range(width):
                     signal = light[y, x] * factor
                     level = (signal + noise[start + x] * np.sqrt(signal + floor)) * scale
-                    images[e, k, y, x] = np.uint8(min(max(level, np.float32(0.0)), np.float32(255.0)))
+                    images[e, k, y, x] = np.uint8(
+                        min(max(level, np.float32(0.0)), np.float32(255.0))
+                    )

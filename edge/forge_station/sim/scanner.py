@@ -1,9 +1,10 @@
 """A projector-camera scan head that never existed: rigs, and meshes -> noisy 8-bit pattern images.
 
-Does not decode: what it makes goes through the same decoder as real images. Modelled: perspective and lens distortion of
-both devices, shadows, Lambert and Blinn reflection, 1/r2, projector and camera blur, shot and read noise, clipping, 8 bit,
-registration error of the head pose. Not modelled: light reflected between surfaces, motion, sub-pixel edges beyond the blur,
-texture, flicker; so figures from it are best cases.
+Does not decode: what it makes goes through the same decoder as real images. Modelled: perspective
+and lens distortion of both devices, shadows, Lambert and Blinn reflection, 1/r2, projector and
+camera blur, shot and read noise, clipping, 8 bit, registration error of the head pose. Not
+modelled: light reflected between surfaces, motion, sub-pixel edges beyond the blur, texture,
+flicker; so figures from it are best cases.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ CAMERA_FOCAL_SHARE = 1500 / 640  # focal length in image widths: 24 degrees of f
 PROJECTOR_SIZE, PROJECTOR_FOCAL_PX = (912, 570), 1600.0
 CAMERA_DISTORTION = (-0.08, 0.06, 4e-4, -3e-4, 0.0)
 PROJECTOR_DISTORTION = (-0.05, 0.04, -3e-4, 2e-4, 0.0)
-# name -> (azimuth, elevation) of the head seen from the tray centre, degrees; azimuth 0 is +x, -90 looks along +y.
+# name -> (azimuth, elevation) of the head seen from the tray centre, degrees; azimuth 0 is +x, -90
+# looks along +y.
 POSES: dict[str, tuple[tuple[str, float, float], ...]] = {
     "turntable4": (("front", -90, 45), ("right", 0, 45), ("back", 90, 45), ("left", 180, 45)),
     "overhead_front_side": (("overhead", -90, 90), ("front", -90, 45), ("right", 0, 45)),
@@ -52,7 +54,10 @@ class MeshLike(Protocol):
 
 @dataclass(frozen=True)
 class Surface:
-    """Reflectance: albedo and Blinn highlight. The defaults are plain zinc-plated steel; a tray is matt."""
+    """Reflectance: albedo and Blinn highlight. The defaults are plain zinc-plated steel.
+
+    A tray is matt.
+    """
 
     albedo: float = 0.55
     specular: float = 0.6
@@ -61,7 +66,9 @@ class Surface:
 
 @dataclass(frozen=True)
 class Sensor:
-    """Camera: electrons for a white surface of albedo 1 facing the light, full well (255), read noise, 3-tap blur weight."""
+    """Camera: electrons for a white surface of albedo 1 facing the light, full well (255), read
+    noise, 3-tap blur weight.
+    """
 
     electrons: float = 9000.0
     full_well: float = 10000.0
@@ -82,10 +89,11 @@ def rig(
     pattern: PatternSpec | None = None,
     distorted: bool = True,
 ) -> list[Calibration]:
-    """Calibrations of a head on a range of 385 x scale mm with a baseline of 130 x scale mm, aimed at the tray centre.
+    """Calibrations of a head on a range of 385 x scale mm with a baseline of 130 x scale mm, aimed
+    at the tray centre.
 
-    At scale 1 the field of view is 164 x 123 mm and a camera pixel 0.257 mm (640 x 480). `poses` is a key of POSES; the
-    projector stands to the right of the camera. Same lenses at every scale.
+    At scale 1 the field of view is 164 x 123 mm and a camera pixel 0.257 mm (640 x 480). `poses` is
+    a key of POSES; the projector stands to the right of the camera. Same lenses at every scale.
     """
     if poses not in POSES:
         raise CaptureError(f"rig: poses {poses!r} unknown; expected one of {', '.join(POSES)}")
@@ -101,7 +109,13 @@ def rig(
     columns, rows = PROJECTOR_SIZE
     projector = Optics(
         PROJECTOR_SIZE,
-        np.array([[PROJECTOR_FOCAL_PX, 0, (columns - 1) / 2], [0, PROJECTOR_FOCAL_PX, (rows - 1) / 2], [0, 0, 1.0]]),
+        np.array(
+            [
+                [PROJECTOR_FOCAL_PX, 0, (columns - 1) / 2],
+                [0, PROJECTOR_FOCAL_PX, (rows - 1) / 2],
+                [0, 0, 1.0],
+            ]
+        ),
         np.array(PROJECTOR_DISTORTION if distorted else (0.0,) * 5),
     )
     result = []
@@ -113,7 +127,7 @@ def rig(
         eye = outward * RANGE_MM * scale
         camera_from_tray = _look_at(eye, up)
         projector_from_tray = _look_at(eye + right * BASELINE_MM * scale, up)
-        tray_from_camera = np.linalg.inv(camera_from_tray)
+        tray_from_camera = _inverse(camera_from_tray)
         result.append(
             Calibration(
                 name=name,
@@ -136,7 +150,8 @@ def scale_for(
     image_size: tuple[int, int] = (640, 480),
     margin: float = 0.04,
 ) -> float:
-    """Smallest rig scale whose every camera and projector sees the box width (x) x depth (y) x height (z) on the tray centre.
+    """Smallest rig scale whose every camera and projector sees the box width (x) x depth (y) x
+    height (z) on the tray centre.
 
     `margin` is the free share of the image at each border. Found by bisection to 0.1 %.
     """
@@ -148,8 +163,8 @@ def scale_for(
         for pose in unit:
             assert pose.tray_from_camera is not None
             for optics, from_tray in (
-                (pose.camera, np.linalg.inv(pose.tray_from_camera)),
-                (pose.projector, pose.projector_from_camera @ np.linalg.inv(pose.tray_from_camera)),
+                (pose.camera, _inverse(pose.tray_from_camera)),
+                (pose.projector, pose.projector_from_camera @ _inverse(pose.tray_from_camera)),
             ):
                 points = corners / scale @ from_tray[:3, :3].T + from_tray[:3, 3]
                 if points[:, 2].min() < 0.3 * RANGE_MM:
@@ -164,7 +179,9 @@ def scale_for(
     while not sees(high):
         high *= 2
         if high > 1e3:
-            raise CaptureError(f"scale_for: a box of {width_mm} x {depth_mm} x {height_mm} mm fits no rig")
+            raise CaptureError(
+                f"scale_for: a box of {width_mm} x {depth_mm} x {height_mm} mm fits no rig"
+            )
     while high / low > 1.001:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if sees(middle) else (middle, high)
@@ -184,8 +201,9 @@ def simulate(
 ) -> PatternStack:
     """Images that the head at `calibration` would take of parts lying on the tray (tray frame, mm).
 
-    The true pose differs from the calibrated one by `registration` = (mm, degrees), one sigma per axis; None means
-    0.04 mm x (range / 385 mm) and 0.03 degrees. `surfaces`: one for all parts or one per mesh.
+    The true pose differs from the calibrated one by `registration` = (mm, degrees), one sigma per
+    axis; None means 0.04 mm x (range / 385 mm) and 0.03 degrees. `surfaces`: one for all parts or
+    one per mesh.
     """
     parts = list(meshes) if isinstance(meshes, Sequence) else [meshes]
     scene = _scene(parts, surfaces, tray)
@@ -195,11 +213,18 @@ def simulate(
     shape = (height, width)
     gain, ambient, column, row = (np.empty(shape, np.float32) for _ in range(4))
     projector = calibration.projector
-    projector_from_tray = calibration.projector_from_camera @ np.linalg.inv(pose)
+    projector_from_tray = calibration.projector_from_camera @ _inverse(pose)
     shadow = np.zeros((projector.image_size[1], projector.image_size[0]))
-    _raster(scene, projector, projector_from_tray, calibration.pixel_centre, shadow, np.empty(shadow.shape, np.int32))
+    _raster(
+        scene,
+        projector,
+        projector_from_tray,
+        calibration.pixel_centre,
+        shadow,
+        np.empty(shadow.shape, np.int32),
+    )
     lens = projector.matrix
-    origin = np.linalg.inv(projector_from_tray)[:3, 3]
+    origin = _inverse(projector_from_tray)[:3, 3]
     centre = pose[:3, 3] + pose[:3, 2] * (calibration.range_mm or 0.0)
     raster.shade(
         view.inverse_depth,
@@ -262,10 +287,11 @@ def simulate(
 def true_depth(
     meshes: MeshLike | Sequence[MeshLike], calibration: Calibration
 ) -> tuple[Float, NDArray[np.int32], NDArray[np.int32]]:
-    """What the camera would see without error: depth [H, W] mm along its axis (inf = nothing), mesh index and face index.
+    """What the camera would see without error: depth [H, W] mm along its axis (inf = nothing), mesh
+    index and face index.
 
-    mesh index is the position in `meshes`, face index the row of that mesh's `faces`; TRAY_FACE for the tray, NOTHING for none
-    (both images).
+    mesh index is the position in `meshes`, face index the row of that mesh's `faces`; TRAY_FACE for
+    the tray, NOTHING for none (both images).
     """
     parts = list(meshes) if isinstance(meshes, Sequence) else [meshes]
     scene = _scene(parts, Surface(), TRAY_SURFACE)
@@ -276,8 +302,12 @@ def true_depth(
         depth = 1 / view.inverse_depth
     starts = np.cumsum([0] + [len(part.faces) for part in parts])
     on_part = view.face_index >= 0
-    mesh_index = np.where(on_part, np.searchsorted(starts, view.face_index, side="right") - 1, view.face_index)
-    face_index = np.where(on_part, view.face_index - starts[np.clip(mesh_index, 0, None)], view.face_index)
+    mesh_index = np.where(
+        on_part, np.searchsorted(starts, view.face_index, side="right") - 1, view.face_index
+    )
+    face_index = np.where(
+        on_part, view.face_index - starts[np.clip(mesh_index, 0, None)], view.face_index
+    )
     return depth, mesh_index.astype(np.int32), face_index.astype(np.int32)
 
 
@@ -299,14 +329,24 @@ class _View:
     face_index: NDArray[np.int32]
 
 
-def _scene(parts: Sequence[MeshLike], surfaces: Surface | Sequence[Surface], tray: Surface) -> _Scene:
+def _scene(
+    parts: Sequence[MeshLike], surfaces: Surface | Sequence[Surface], tray: Surface
+) -> _Scene:
     per_part = [surfaces] * len(parts) if isinstance(surfaces, Surface) else list(surfaces)
     if len(per_part) != len(parts):
         raise CaptureError(f"simulate: {len(per_part)} surfaces for {len(parts)} meshes")
     starts = np.cumsum([0] + [len(part.vertices) for part in parts])
-    vertices = np.concatenate([np.zeros((0, 3)), *(np.asarray(p.vertices, np.float64) for p in parts)])
+    vertices = np.concatenate(
+        [np.zeros((0, 3)), *(np.asarray(p.vertices, np.float64) for p in parts)]
+    )
     faces = np.concatenate(
-        [np.zeros((0, 3), np.int32), *(np.asarray(p.faces, np.int32) + np.int32(s) for p, s in zip(parts, starts))]
+        [
+            np.zeros((0, 3), np.int32),
+            *(
+                np.asarray(p.faces, np.int32) + np.int32(s)
+                for p, s in zip(parts, starts[:-1], strict=True)
+            ),
+        ]
     )
     corners = vertices[faces]
     normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
@@ -316,20 +356,31 @@ def _scene(parts: Sequence[MeshLike], surfaces: Surface | Sequence[Surface], tra
         faces=faces,
         normals=normals / np.maximum(length, 1e-12),
         anchors=np.ascontiguousarray(corners[:, 0]),
-        face_surface=np.repeat(np.arange(1, len(parts) + 1, dtype=np.int32), [len(p.faces) for p in parts]),
-        surfaces=np.array([(s.albedo, s.specular, s.shininess) for s in [tray, *per_part]], np.float64),
+        face_surface=np.repeat(
+            np.arange(1, len(parts) + 1, dtype=np.int32), [len(p.faces) for p in parts]
+        ),
+        surfaces=np.array(
+            [(s.albedo, s.specular, s.shininess) for s in [tray, *per_part]], np.float64
+        ),
     )
 
 
 def _raster(
-    scene: _Scene, optics: Optics, from_tray: Float, pixel_centre: float, inverse_depth: Float, face_index: NDArray[np.int32]
+    scene: _Scene,
+    optics: Optics,
+    from_tray: Float,
+    pixel_centre: float,
+    inverse_depth: Float,
+    face_index: NDArray[np.int32],
 ) -> None:
     points = scene.vertices @ from_tray[:3, :3].T + from_tray[:3, 3]
     depth = np.where(points[:, 2] > 1e-6, points[:, 2], 1.0)
     x, y = optics.distort(points[:, 0] / depth, points[:, 1] / depth)
     u = optics.matrix[0, 0] * x + (optics.matrix[0, 2] - pixel_centre)
     v = optics.matrix[1, 1] * y + (optics.matrix[1, 2] - pixel_centre)
-    raster.raster(u, v, np.where(points[:, 2] > 1e-6, 1 / depth, 0.0), scene.faces, inverse_depth, face_index)
+    raster.raster(
+        u, v, np.where(points[:, 2] > 1e-6, 1 / depth, 0.0), scene.faces, inverse_depth, face_index
+    )
 
 
 def _look(scene: _Scene, calibration: Calibration, tray_from_camera: Float) -> _View:
@@ -337,7 +388,12 @@ def _look(scene: _Scene, calibration: Calibration, tray_from_camera: Float) -> _
     inverse_depth = np.zeros((height, width))
     face_index = np.full((height, width), NOTHING, np.int32)
     _raster(
-        scene, calibration.camera, np.linalg.inv(tray_from_camera), calibration.pixel_centre, inverse_depth, face_index
+        scene,
+        calibration.camera,
+        _inverse(tray_from_camera),
+        calibration.pixel_centre,
+        inverse_depth,
+        face_index,
     )
     ray_x, ray_y = _rays(calibration.camera, calibration.pixel_centre)
     raster.add_tray(ray_x, ray_y, tray_from_camera, inverse_depth, face_index)
@@ -349,13 +405,22 @@ def _true_pose(
 ) -> Float:
     pose, distance = calibration.tray_from_camera, calibration.range_mm
     if pose is None or distance is None:
-        raise CaptureError(f"simulate: calibration {calibration.name} has no tray_from_camera that looks down on the tray")
-    shift_mm, turn_deg = registration if registration is not None else (0.04 * distance / RANGE_MM, 0.03)
+        raise CaptureError(
+            f"simulate: calibration {calibration.name} has no tray_from_camera that looks down on "
+            "the tray"
+        )
+    shift_mm, turn_deg = (
+        registration if registration is not None else (0.04 * distance / RANGE_MM, 0.03)
+    )
     turn = rng.normal(size=3) * math.radians(turn_deg)
     error = np.eye(4)
     error[:3, :3] = _rotation(turn)
     error[:3, 3] = rng.normal(size=3) * shift_mm
     return error @ pose
+
+
+def _inverse(matrix: Float) -> Float:
+    return np.asarray(np.linalg.inv(matrix), np.float64)
 
 
 def _rotation(vector: Float) -> Float:
@@ -385,7 +450,8 @@ def _rays(optics: Optics, pixel_centre: float) -> tuple[Float, Float]:
     width, height = optics.image_size
     u, v = np.meshgrid(np.arange(width) + pixel_centre, np.arange(height) + pixel_centre)
     return optics.undistort(
-        (u - optics.matrix[0, 2]) / optics.matrix[0, 0], (v - optics.matrix[1, 2]) / optics.matrix[1, 1]
+        (u - optics.matrix[0, 2]) / optics.matrix[0, 0],
+        (v - optics.matrix[1, 2]) / optics.matrix[1, 1],
     )
 
 
@@ -393,7 +459,9 @@ def _rays(optics: Optics, pixel_centre: float) -> tuple[Float, Float]:
 def _projected(
     pattern: PatternSpec, projector_size: tuple[int, int], blur_px: float
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Pattern profiles after 8-bit rounding and projector blur, float32 [N, longest side], and their axes."""
+    """Pattern profiles after 8-bit rounding and projector blur, float32 [N, longest side], and
+    their axes.
+    """
     reach = np.arange(-3, 4)
     kernel = np.exp(-0.5 * (reach / max(blur_px, 1e-3)) ** 2)
     kernel /= kernel.sum()

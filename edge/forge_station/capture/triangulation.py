@@ -1,0 +1,134 @@
+"""Projector coordinates per camera pixel -> points: rays, triangulation, removal of flying points.
+
+Does not know pattern images. float32 throughout: at 400 mm the rounding is below 0.001 mm.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_station.capture.calibration import Calibration, Optics
+
+Bool = NDArray[np.bool_]
+Float32 = NDArray[np.float32]
+
+
+@lru_cache(maxsize=8)
+def _ray_table(optics: Optics, pixel_centre: float) -> tuple[Float32, Float32]:
+    """Undistorted normalised coordinates of every camera pixel, float32 [H * W] each."""
+    width, height = optics.image_size
+    u, v = np.meshgrid(np.arange(width) + pixel_centre, np.arange(height) + pixel_centre)
+    x, y = optics.undistort(
+        (u.ravel() - optics.matrix[0, 2]) / optics.matrix[0, 0],
+        (v.ravel() - optics.matrix[1, 2]) / optics.matrix[1, 1],
+    )
+    return x.astype(np.float32), y.astype(np.float32)
+
+
+def triangulate(
+    x: Float32,
+    y: Float32,
+    column: Float32,
+    row: Float32 | None,
+    calibration: Calibration,
+    code_scale: float = 1.0,
+) -> tuple[Float32, Float32 | None]:
+    """Camera rays (x, y, 1) and projector coordinates -> depth along the camera axis, and the
+    residual in projector px.
+
+    Columns only: ray and plane meet in closed form; the projector's distortion needs the row, which
+    comes from the point itself, so it is iterated. Both axes: least squares of the two planes; the
+    residual is what they disagree by.
+    """
+    lens, m = calibration.projector, calibration.projector_from_camera.astype(np.float32)
+    fx, fy, cx, cy = (np.float32(lens.matrix[i, j]) for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
+    centre = np.float32(calibration.pixel_centre)
+    scale = np.float32(code_scale)
+    rx, ry, rz = (m[i, 0] * x + m[i, 1] * y + m[i, 2] for i in range(3))
+    tx, ty, tz = m[:3, 3]
+    seen_q = (column * scale + centre - cx) / fx
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        if row is None:
+            q = seen_q
+            depth = (q * tz - tx) / (rx - q * rz)
+            for _ in range(3 if lens.distortion.any() else 0):
+                w = rz * depth + tz
+                bent_q, _bent_p = lens.distort(q, (ry * depth + ty) / w)
+                q = q + (seen_q - bent_q)
+                depth = (q * tz - tx) / (rx - q * rz)
+            return depth, None
+        seen_p = (row * scale + centre - cy) / fy
+        q64, p64 = lens.undistort(seen_q.astype(np.float64), seen_p.astype(np.float64))
+        q, p = q64.astype(np.float32), p64.astype(np.float32)
+        a, b = fx * (rx - q * rz), fy * (ry - p * rz)
+        depth = (a * fx * (q * tz - tx) + b * fy * (p * tz - ty)) / (a * a + b * b)
+        w = rz * depth + tz
+        bent_q, bent_p = lens.distort((rx * depth + tx) / w, (ry * depth + ty) / w)
+        # The whole disagreement is here in the projector image; a least squares point would share
+        # it with the camera.
+        focal2 = calibration.camera.matrix[0, 0] ** 2
+        share = np.float32(focal2 / (focal2 + lens.matrix[0, 0] ** 2))
+        residual = np.hypot((bent_q - seen_q) * fx, (bent_p - seen_p) * fy) * share
+    return depth, np.where(np.isfinite(residual), residual, np.float32(np.inf))
+
+
+def without_flying_points(
+    depth: Float32, calibration: Calibration, jump: float, support_limit: int
+) -> Bool:
+    """Valid pixels that belong to a surface: enough of the 8 neighbours continue it, and it does
+    not hang between two others.
+
+    A neighbour continues the surface within `jump` camera pixel sizes, plus 1.5 codes of depth
+    where codes are integers.
+    """
+    allowed = depth * np.float32(jump / float(calibration.camera.matrix[0, 0]))
+    if calibration.pattern.kind == "gray_pairs":
+        lens, baseline = (
+            calibration.projector,
+            float(np.linalg.norm(calibration.projector_from_camera[:2, 3])),
+        )
+        code_mm = (
+            1.5 * calibration.pattern.code_step / (float(lens.matrix[0, 0]) * max(baseline, 1e-6))
+        )
+        allowed += depth * depth * np.float32(code_mm)
+    support = np.zeros(depth.shape, np.uint8)
+    nearer = np.zeros(depth.shape, np.bool_)
+    farther = np.zeros(depth.shape, np.bool_)
+    height, width = depth.shape
+    with np.errstate(invalid="ignore"):
+        for dy, dx, far in ((0, 1, 1.0), (1, 0, 1.0), (1, 1, 1.414), (1, -1, 1.414)):
+            a = (slice(0, height - dy), slice(max(0, -dx), width - max(0, dx)))
+            b = (slice(dy, height), slice(max(0, dx), width - max(0, -dx)))
+            step = depth[b] - depth[a]
+            limit = allowed[a] * np.float32(far) if far != 1.0 else allowed[a]
+            up, down = step > limit, step < -limit
+            close = np.abs(step) <= limit
+            support[a] += close
+            support[b] += close
+            farther[a] |= up
+            nearer[b] |= up
+            nearer[a] |= down
+            farther[b] |= down
+    solid: Bool = (support >= support_limit) & ~(nearer & farther)
+    return solid
+
+
+def to_points(depth: Float32, solid: Bool, calibration: Calibration) -> Float32:
+    """Depth float32 [H * W] -> points [H, W, 3] in the tray frame, NaN where not solid."""
+    points = np.full((solid.size, 3), np.nan, np.float32)
+    pixels = np.flatnonzero(solid)
+    z = depth[pixels]
+    x, y = camera_rays(calibration, pixels)
+    pose = np.eye(4) if calibration.tray_from_camera is None else calibration.tray_from_camera
+    m = pose.astype(np.float32)
+    camera = np.stack([x * z, y * z, z], axis=1)
+    points[pixels] = camera @ m[:3, :3].T + m[:3, 3]
+    return points.reshape(*solid.shape, 3)
+
+
+def camera_rays(calibration: Calibration, pixels: NDArray[np.intp]) -> tuple[Float32, Float32]:
+    x, y = _ray_table(calibration.camera, calibration.pixel_centre)
+    return x[pixels], y[pixels]
