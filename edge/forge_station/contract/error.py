@@ -51,7 +51,7 @@ def _compose(what: str, which: object, expected: object, got: object, action: st
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing wrong in a document: where (`line.products[2].kind`), what is there, what may be."""
+    """A fault of a document: where (`products[2].kind`), what is there, what is allowed."""
 
     path: str
     got: str

@@ -96,7 +96,7 @@ def score_of(value: float) -> int:
 
 
 def rows_text(grid: DefectGrid) -> str:
-    """`r5: 8,9!,10` lines, only rows with cells; `none` for an empty grid. No newline at the end."""
+    """`r5: 8,9!,10` lines, only rows with cells; `none` for an empty grid. No final newline."""
     lines = []
     for row in range(SIDE):
         columns = grid.columns(row)

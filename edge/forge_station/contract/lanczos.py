@@ -24,7 +24,8 @@ def resize(image: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[n
     narrowed = image if image.shape[1] == width else _pass(image, width)
     if narrowed.shape[0] == height:
         return narrowed.copy()
-    return np.ascontiguousarray(_pass(np.ascontiguousarray(narrowed.T), height).T)
+    flat: npt.NDArray[np.uint8] = np.ascontiguousarray(_pass(narrowed.T, height).T)
+    return flat
 
 
 def _pass(image: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:

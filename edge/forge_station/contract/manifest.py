@@ -43,15 +43,15 @@ class Manifest:
     name: Annotated[str, Limit(pattern="[a-z0-9][a-z0-9._-]{0,63}", meaning="a lower-case name")]
     version: Annotated[str, Limit(pattern=r"\d+\.\d+\.\d+.*", meaning="a version like 1.0.0")]
     release_counter: Count
-    contract_version: str
+    contract_version: int
     precision: str
     """Of the weights: fp32, fp16, int8 or w4a16."""
     files: Mapping[str, FileEntry]
     """Relative path with forward slashes -> entry; the manifest itself is not listed."""
     images: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Picture kind ("sheet", "surface") -> (height, width) in pixels that the model was made for."""
+    """Picture kind ("sheet", "surface") -> (height, width) in pixels the model was made for."""
     tokens: Mapping[str, int] = field(default_factory=dict)
-    """Names of special tokens and of the vocabulary ("vocab_size", "image_pad", "eos") -> number."""
+    """Special tokens and vocabulary ("vocab_size", "image_pad", "eos") -> number."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """Numbers of the network that the runtime needs (patch, merge, window, heads, layers...)."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
@@ -66,10 +66,9 @@ class Manifest:
     def __post_init__(self) -> None:
         record.check(self)
         faults = []
-        mine, theirs = CONTRACT_VERSION.split(".")[0], self.contract_version.split(".")[0]
-        if mine != theirs:
-            allowed = f"{mine}.x: export the bundle again with this release"
-            faults.append(Fault("contract_version", self.contract_version, allowed))
+        if self.contract_version != CONTRACT_VERSION:
+            allowed = f"{CONTRACT_VERSION}: export the bundle again with this release"
+            faults.append(Fault("contract_version", str(self.contract_version), allowed))
         if not 0 < len(self.files) <= _MAX_FILES:
             faults.append(Fault("files", f"{len(self.files)} files", f"1 to {_MAX_FILES} files"))
         for name in self.files:
@@ -143,7 +142,7 @@ def verify_digest(manifest: Manifest, name: str, size: int, sha256: str) -> None
 
 
 def verify_all(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
-    """Verify every listed file, and that no other is there. Raises ContractError with all faults."""
+    """Verify every listed file and that there is no other; ContractError with all faults."""
     faults = []
     for name in sorted({*manifest.files, *contents}):
         if name not in contents:

@@ -87,7 +87,9 @@ def read(
     """Build the dataclass `cls` from plain data.
 
     `where` prefixes every path. `converters` reads further types (a config reads `Path`); a
-    converter raises ValueError with what is allowed. Raises ContractError with all faults.
+    converter raises ValueError with what is allowed, or ContractError with its own faults. In a
+    union of dataclasses the one `Literal` field that all have (a driver's name) picks the member.
+    Raises ContractError with all faults.
     """
     reader = _Reader(dict(converters or {}))
     value = reader.value(cls, data, where)
@@ -131,6 +133,9 @@ class _Reader:
         if hint in self.converters:
             try:
                 return self.converters[hint](data)
+            except ContractError as error:
+                self.faults += error.faults or (Fault(path, _shown(data), str(error)),)
+                return None
             except ValueError as error:
                 return self.fault(path, _shown(data), str(error))
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -190,6 +195,8 @@ class _Reader:
             return None
         if len(others) == 1:
             return self.value(others[0], data, path)
+        if all(dataclasses.is_dataclass(item) for item in others):
+            return self.tagged(others, data, path)
         trials = []
         for item in others:
             trial = _Reader(self.converters)
@@ -199,6 +206,27 @@ class _Reader:
             trials.append(trial.faults)
         allowed = " or ".join(faults[0].allowed for faults in trials)
         return self.fault(path, _shown(data), allowed)
+
+    def tagged(self, members: list[Any], data: object, path: str) -> object:
+        tags = {}
+        for member in members:
+            for name, hint in hints_of(member).items():
+                if typing.get_origin(hint) is Literal:
+                    tags.update({(name, value): member for value in typing.get_args(hint)})
+        shared = {name for name, _ in tags}
+        names = [name for name in shared if sum(tag == name for tag, _ in tags) == len(members)]
+        if len(names) != 1:
+            raise TypeError(f"record.read needs one Literal field in common: {members!r}")
+        name = names[0]
+        if not isinstance(data, Mapping):
+            return self.fault(path, _shown(data), f"a table with the key {name}")
+        chosen = data.get(name)
+        member = tags.get((name, chosen)) if isinstance(chosen, str) else None
+        if member is None:
+            allowed = _one_of(value for tag, value in tags if tag == name)
+            got = _shown(chosen) if name in data else "missing"
+            return self.fault(_join(path, name), got, allowed)
+        return self.value(member, data, path)
 
     def sequence(self, arguments: tuple[Any, ...], data: object, path: str) -> object:
         if not isinstance(data, (list, tuple)):

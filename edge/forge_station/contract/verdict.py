@@ -22,8 +22,6 @@ CheckName = Literal["scan", "workpiece", "surface", "assembly"]
 
 GATE: CheckName = "scan"
 CHECKS: tuple[CheckName, ...] = ("workpiece", "surface", "assembly")
-DEFECT_CLASSES = ("normal", "crack", "cut", "deformation", "dent")
-"""`normal` and the four defects of FORGE SURFINSP (FORGE, A2), in answer order A-D after normal."""
 
 
 class Outcome(str, Enum):
@@ -46,6 +44,9 @@ REASONS: Mapping[str, str] = {
     "SATURATED": "too much of the image is overexposed",
     "TOO_DARK": "too much of the image is underexposed",
     "LOW_COVERAGE": "too few pixels could be measured",
+    "INCONSISTENT_CODE": "the patterns contradict each other",
+    "NO_TRAY": "the plane of the tray was not found",
+    "UNSEEN_AREA": "a part was not seen from enough sides",
     "TOO_FEW_POINTS": "a part has too few points to be read",
     "EMPTY_SCENE": "there is no part on the tray",
     "TOO_MANY_PARTS": "there are more parts than marks",
@@ -214,7 +215,10 @@ class ScanSummary:
     """What was seen: number of valid points and figures of quality (shares 0..1, mm, counts)."""
 
     points: Count
-    quality: Mapping[str, float] = field(default_factory=dict)
+    quality: Mapping[str, float | None] = field(default_factory=dict)
+    """Figure by name; None where this scanner cannot give it."""
+    flags: tuple[str, ...] = ()
+    """Reason codes that the decoder raised about the data, whether or not they decided."""
     source: str = ""
     """Where it came from: the scanner's driver, or the file that was inspected."""
     poses: Count = 1

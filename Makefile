@@ -1,0 +1,75 @@
+# make demo    the demo station: own environment, no torch, no broker, no GPU, no display needed
+# make test    the whole test suite in its own environment, with torch
+# make check   format, lint, types, import rules
+# Packages come from wherever pip is set up to find them (pip.conf, PIP_* variables).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+PARTS ?= 12
+STATION ?= station_config/demo/station.yaml
+PYTEST_ARGS ?=
+
+DEMO := .venv
+TEST := .venv-test
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help demo test check format mosquitto clean
+
+help:
+	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -4
+	@echo "PARTS=n parts of the demo (default 12), PYTHON=python3.x, PYTEST_ARGS='-k verdict'"
+
+demo: $(DEMO)/installed
+	$(DEMO)/bin/forge-station demo --station $(STATION) --parts $(PARTS)
+
+test: $(TEST)/installed mosquitto
+	$(TEST)/bin/python -m pytest $(PYTEST_ARGS)
+
+check: $(TEST)/installed
+	$(TEST)/bin/ruff format --check .
+	$(TEST)/bin/ruff check .
+	$(TEST)/bin/mypy edge export training
+	PYTHONPATH=edge:. $(TEST)/bin/lint-imports
+
+format: $(TEST)/installed
+	$(TEST)/bin/ruff format .
+	$(TEST)/bin/ruff check --fix .
+
+# The stamp files keep a second run quick; a change of pyproject.toml installs again.
+$(DEMO)/installed: pyproject.toml
+	@$(call new_environment,$(DEMO))
+	$(DEMO)/bin/python $(PIP_INSTALL) -e '.[demo]'
+	@touch $@
+
+# torch by itself and first, so that the build found by pip's own settings (CPU or CUDA) stays.
+$(TEST)/torch: pyproject.toml
+	@$(call new_environment,$(TEST))
+	$(TEST)/bin/python $(PIP_INSTALL) 'torch==2.13.0'
+	@touch $@
+
+$(TEST)/installed: $(TEST)/torch
+	$(TEST)/bin/python $(PIP_INSTALL) -e '.[demo,export,training,dev]'
+	@touch $@
+
+define new_environment
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "forge-station needs Python 3.10 or later; $(PYTHON) is older (make PYTHON=...)" >&2; exit 1; }; \
+	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+endef
+
+# Some tests need a full MQTT broker. RUNLEVEL=1 keeps the package from starting its service.
+mosquitto:
+	@if command -v mosquitto >/dev/null || test -x /usr/sbin/mosquitto; then :; \
+	elif test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+	  echo "installing mosquitto for the broker tests"; \
+	  apt-get update -qq; \
+	  RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends mosquitto; \
+	else \
+	  echo "no mosquitto here and not root on Debian: the tests that need it will be skipped"; \
+	fi
+
+clean:
+	rm -rf $(DEMO) $(TEST) out

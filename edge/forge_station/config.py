@@ -1,0 +1,186 @@
+"""The station file and the line file: YAML -> frozen dataclasses, all problems in one message.
+
+An unknown key is an error. Relative paths resolve against the file they stand in. A secret is never
+in a file of this kind: `mqtt.password_file` names the file that has it. Reference for people:
+station_config/README.md. Knows nothing of what the settings do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+
+from forge_station.contract import record
+from forge_station.contract.error import ContractError, Fault
+from forge_station.contract.record import Count, Limit, NotNegative, Probability
+from forge_station.contract.spec import LineSpec, parse_line
+from forge_station.errors import ConfigError
+from forge_station.mes.topics import MqttConfig
+
+_MAX_BYTES = 1_000_000
+Positive = Annotated[float, Limit(1e-9)]
+Exposures = tuple[Positive, ...]
+
+
+@dataclass(frozen=True)
+class SimScanner:
+    """The simulated head of the demo: parts of the line's products, laid out at random."""
+
+    driver: Literal["sim"]
+    seed: Count = 1
+    """Same seed, same trays, same noise."""
+    poses: Literal["turntable4", "overhead_front_side", "front_side", "overhead"] = "turntable4"
+    """From where the head looks."""
+    image_size: tuple[Annotated[int, Limit(64)], Annotated[int, Limit(64)]] = (640, 480)
+    """Width and height of the camera image in pixels."""
+    exposures: Exposures = (1.0, 0.35)
+    """Relative exposure times, merged per pixel."""
+    wrong_share: Probability = 0.5
+    """Share of trays on which something is wrong."""
+
+
+@dataclass(frozen=True)
+class ReplayScanner:
+    """Recorded pattern stacks instead of a head."""
+
+    driver: Literal["replay"]
+    folder: Path
+    """A recorded scan, or a folder of such."""
+    mode: Literal["once", "loop"] = "once"
+    """What to do after the last: stop, or start again."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How the model runs."""
+
+    threads: Annotated[int, Limit(1, 256)] = 2
+    """Threads of ONNX Runtime."""
+    provider: str = "auto"
+    """ONNX Runtime execution provider, e.g. CPUExecutionProvider; auto: the best installed."""
+    time_budget_s: NotNegative = 10.0
+    """Of the model for one part; beyond it the outcome is UNSURE."""
+
+
+@dataclass(frozen=True)
+class StationConfig:
+    """station.yaml. The station's id and its ISA-95 place are levels of `mqtt`."""
+
+    line: LineSpec
+    """In the file: path of the line file."""
+    bundle: Path
+    """Folder of the model bundle."""
+    scanner: SimScanner | ReplayScanner
+    outbox: Path
+    """SQLite file of results not yet delivered; on a local disk."""
+    evidence: Path
+    """Folder for the picture and the verdict of each part."""
+    mqtt: MqttConfig = field(default_factory=MqttConfig)
+    broker: Literal["external", "embedded", "none"] = "external"
+    """embedded: the station starts a demo broker on 127.0.0.1. none: results stay in the outbox."""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    """Operating points that replace those of the bundle, by name."""
+    runtime: Runtime = Runtime()
+
+    def __post_init__(self) -> None:
+        faults = []
+        if self.line.line != self.mqtt.line:
+            allowed = f"{self.line.line}, as the line file says"
+            faults.append(Fault("mqtt.line", self.mqtt.line, allowed))
+        if self.broker == "embedded" and self.mqtt.host not in ("127.0.0.1", "localhost"):
+            allowed = "127.0.0.1 with the embedded broker"
+            faults.append(Fault("mqtt.host", self.mqtt.host, allowed))
+        if faults:
+            raise ContractError("the station file is not valid", faults=faults)
+
+    @property
+    def station(self) -> str:
+        """The station's id."""
+        return self.mqtt.station
+
+
+def load_station(path: Path | str) -> StationConfig:
+    """Read a station file and the line file it names. Raises ConfigError with every problem."""
+    file = Path(path)
+    data = read_yaml(file)
+    converters = {
+        Path: lambda value: _path(value, file.parent),
+        LineSpec: lambda value: _line(value, file.parent),
+    }
+    try:
+        return record.read(StationConfig, data, converters=converters)
+    except ContractError as error:
+        raise ConfigError("wrong station file", which=file, faults=error.faults) from error
+
+
+def load_line(path: Path | str) -> LineSpec:
+    """Read a line file. Raises ConfigError with every problem."""
+    file = Path(path)
+    try:
+        return parse_line(read_yaml(file), "")
+    except ConfigError:
+        raise
+    except ContractError as error:
+        raise ConfigError("wrong line file", which=file, faults=error.faults) from error
+
+
+def read_yaml(path: Path) -> object:
+    """Plain data of a YAML file; a key given twice is an error. Raises ConfigError."""
+    try:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise ConfigError(
+                "file too large", which=path, expected=f"{_MAX_BYTES} bytes", got=size
+            )
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError("cannot read file", which=path, got=error.strerror) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("file is not UTF-8 text", which=path, got=str(error)) from error
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError("not valid YAML", which=path, got=_one_line(error)) from error
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice instead of keeping the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key.value!r} given twice", key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return problem if mark is None else f"{problem}, line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _path(value: object, folder: Path) -> Path:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a path")
+    return (folder / Path(value).expanduser()).resolve()
+
+
+def _line(value: object, folder: Path) -> LineSpec:
+    file = _path(value, folder)
+    try:
+        return load_line(file)
+    except ConfigError as error:
+        listed = [
+            Fault(f"{file.name}: {item.path}", item.got, item.allowed) for item in error.faults
+        ]
+        if not listed:
+            raise
+        raise ConfigError("wrong line file", which=file, faults=listed) from error
