@@ -24,8 +24,7 @@ def resize(image: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[n
     narrowed = image if image.shape[1] == width else _pass(image, width)
     if narrowed.shape[0] == height:
         return narrowed.copy()
-    flat: npt.NDArray[np.uint8] = np.ascontiguousarray(_pass(narrowed.T, height).T)
-    return flat
+    return _pass(narrowed.T, height).T.copy()
 
 
 def _pass(image: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:

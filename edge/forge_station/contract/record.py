@@ -208,24 +208,24 @@ class _Reader:
         return self.fault(path, _shown(data), allowed)
 
     def tagged(self, members: list[Any], data: object, path: str) -> object:
-        tags = {}
-        for member in members:
-            for name, hint in hints_of(member).items():
-                if typing.get_origin(hint) is Literal:
-                    tags.update({(name, value): member for value in typing.get_args(hint)})
-        shared = {name for name, _ in tags}
-        names = [name for name in shared if sum(tag == name for tag, _ in tags) == len(members)]
-        if len(names) != 1:
+        literals = [
+            {name for name, hint in hints_of(member).items() if typing.get_origin(hint) is Literal}
+            for member in members
+        ]
+        shared = set.intersection(*literals)
+        if len(shared) != 1:
             raise TypeError(f"record.read needs one Literal field in common: {members!r}")
-        name = names[0]
+        name = shared.pop()
+        tags = {
+            tag: member for member in members for tag in typing.get_args(hints_of(member)[name])
+        }
         if not isinstance(data, Mapping):
             return self.fault(path, _shown(data), f"a table with the key {name}")
         chosen = data.get(name)
-        member = tags.get((name, chosen)) if isinstance(chosen, str) else None
+        member = tags.get(chosen) if isinstance(chosen, str) else None
         if member is None:
-            allowed = _one_of(value for tag, value in tags if tag == name)
             got = _shown(chosen) if name in data else "missing"
-            return self.fault(_join(path, name), got, allowed)
+            return self.fault(_join(path, name), got, _one_of(tags))
         return self.value(member, data, path)
 
     def sequence(self, arguments: tuple[Any, ...], data: object, path: str) -> object:
