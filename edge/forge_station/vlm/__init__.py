@@ -1,0 +1,1 @@
+"""Qwen2.5-VL without torch: numpy, ONNX Runtime and tokenizers. It knows no check and no part."""

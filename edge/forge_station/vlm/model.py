@@ -1,0 +1,319 @@
+"""A vision-language model opened from a bundle: images and text in, constrained answers out.
+
+It knows graphs, tokens and positions; prompts, checks and what an answer means live elsewhere.
+One trunk (system text, images, facts) is computed once; answer lines are short branches behind it,
+packed into one sequence under a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_station.contract.manifest import Manifest
+from forge_station.errors import BundleError, ModelError
+from forge_station.vlm import decode, grammar, options, soft_grid
+from forge_station.vlm.bundle_files import verify_folder
+from forge_station.vlm.decode import Branch, BranchResult, Cache, DecodeStats, Limits
+from forge_station.vlm.engine import AUTO, Graph
+from forge_station.vlm.grammar import Grammar
+from forge_station.vlm.packing import Contexts, Pack, pack
+from forge_station.vlm.preprocess import (
+    FloatArray,
+    VisionGeometry,
+    mrope_positions,
+    patchify,
+    vision_layout,
+)
+from forge_station.vlm.text import TextCodec
+
+VISION, DECODER, EMBED, TOKENIZER = "vision.onnx", "decoder.onnx", "embed.npy", "tokenizer.json"
+IMAGE_TOKEN = "<|image_pad|>"
+_EMBED_IN_MEMORY = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """What the model has read so far. Immutable: branches and extensions leave it as it is.
+
+    `cache`: keys and values of each layer, float32 [1, kv heads, length, head size]. `position`:
+    where text continues. `ids`: all token ids.
+    """
+
+    cache: tuple[NDArray[Any], ...]
+    ids: tuple[int, ...]
+    position: int
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+
+class VisionLanguageModel:
+    """Sessions of one bundle. A context manager; `close` may be called twice."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        vision: Graph,
+        decoder: Graph,
+        embed: NDArray[Any],
+        codec: TextCodec,
+    ) -> None:
+        self.manifest = manifest
+        self.codec = codec
+        self.geometry = VisionGeometry(
+            **{name: _number(manifest, name) for name in ("patch", "merge", "temporal", "window")}
+        )
+        self.none_weight = float(manifest.model.get("none_weight", 1.0))
+        self.image_token = codec.token_id(IMAGE_TOKEN)
+        self.stats = DecodeStats(0, 0)
+        self._vision: Graph | None = vision
+        self._decoder: Graph | None = decoder
+        self._embed = embed
+        self._grammars: dict[tuple[object, ...], Grammar] = {}
+        self._past = [name for name in decoder.inputs if name.startswith("past.")]
+        self._outputs = ["logits", *(name.replace("past.", "present.") for name in self._past)]
+        self._empty: tuple[NDArray[Any], ...] = tuple(
+            np.zeros((1, decoder.inputs[name][1], 0, decoder.inputs[name][3]), np.float32)
+            for name in self._past
+        )
+
+    @classmethod
+    def open(
+        cls, bundle: Path | str, *, threads: int = 1, provider: str = AUTO
+    ) -> VisionLanguageModel:
+        """Verify every file of the bundle folder, then load it. Raises BundleError, ModelError."""
+        files = verify_folder(Path(bundle))
+        manifest = files.manifest
+        paths = {name: files.path(name) for name in (VISION, DECODER, EMBED, TOKENIZER)}
+        codec = TextCodec.open(paths[TOKENIZER])
+        embed = _open_embed(paths[EMBED])
+        expected = (_number(manifest, "vocab_size"), _number(manifest, "hidden_size"))
+        if embed.shape != expected or codec.vocab_size > expected[0]:
+            raise BundleError(
+                "embedding table does not fit the manifest",
+                which=paths[EMBED],
+                expected=f"{list(expected)} and at most {expected[0]} tokens",
+                got=f"{list(embed.shape)} and {codec.vocab_size} tokens",
+            )
+        vision = Graph(paths[VISION], threads=threads, provider=provider)
+        decoder = Graph(paths[DECODER], threads=threads, provider=provider)
+        layers = sum(name.startswith("past.") for name in decoder.inputs)
+        if "attention_bias" not in decoder.inputs or layers != 2 * _number(manifest, "layers"):
+            raise BundleError(
+                "decoder graph does not fit the manifest",
+                which=paths[DECODER],
+                expected=f"attention_bias and {_number(manifest, 'layers')} layers",
+                got=", ".join(decoder.inputs),
+            )
+        return cls(manifest, vision, decoder, embed, codec)
+
+    def __enter__(self) -> VisionLanguageModel:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the sessions; using the model afterwards raises ModelError."""
+        self._vision = self._decoder = None
+
+    @property
+    def provider(self) -> str:
+        """Execution provider that the decoder really runs on."""
+        return self._graph(self._decoder).provider
+
+    def options_grammar(self, texts: Sequence[str], *, prefix: str = " ") -> Grammar:
+        """A line that reads one of `texts`; built once per list."""
+        key = ("options", prefix, *texts)
+        if key not in self._grammars:
+            self._grammars[key] = grammar.options(self.codec, texts, prefix=prefix)
+        return self._grammars[key]
+
+    def columns_grammar(self, *, prefix: str = " ") -> Grammar:
+        """A grid row: `none` or ascending columns; built once."""
+        key = ("columns", prefix)
+        if key not in self._grammars:
+            self._grammars[key] = grammar.columns(self.codec, prefix=prefix)
+        return self._grammars[key]
+
+    def embed_images(self, images: Sequence[NDArray[np.uint8]]) -> list[FloatArray]:
+        """uint8 [H, W, 3] RGB each -> float32 [tokens, hidden] each; one run per image size."""
+        embeds: dict[int, FloatArray] = {}
+        by_size: dict[tuple[int, ...], list[int]] = {}
+        for number, image in enumerate(images):
+            by_size.setdefault(image.shape, []).append(number)
+        for shape, numbers in by_size.items():
+            patches = [patchify(images[number], self.geometry) for number in numbers]
+            layout = vision_layout(*self.geometry.grid(shape[0], shape[1]), self.geometry)
+            feeds = {
+                "pixel_values": np.stack([p[layout.source] for p in patches]),
+                "valid": layout.valid,
+                "pos_hw": layout.position,
+                "out_index": layout.out_index,
+            }
+            (result,) = self._graph(self._vision).run(feeds)
+            embeds.update(zip(numbers, result, strict=True))
+        return [embeds[number] for number in range(len(images))]
+
+    def trunk(self, images: Sequence[NDArray[np.uint8]], text: str) -> Trunk:
+        """Read `text`, in which `<|image_pad|>` stands once for every image of `images`."""
+        return self.extend(Trunk(self._empty, (), 0), text, images)
+
+    def extend(
+        self, trunk: Trunk, text: str, images: Sequence[NDArray[np.uint8]] = ()
+    ) -> Trunk:
+        """The trunk with more text (and images) read behind it; the given one stays usable."""
+        pieces = text.split(IMAGE_TOKEN)
+        if len(pieces) != len(images) + 1:
+            raise ModelError(
+                "images do not match the text",
+                expected=f"{len(pieces) - 1} images, one for every {IMAGE_TOKEN}",
+                got=f"{len(images)} images",
+            )
+        grids = [self.geometry.token_grid(*image.shape[:2]) for image in images]
+        ids = list(self.codec.encode(pieces[0]))
+        for (rows, columns), piece in zip(grids, pieces[1:], strict=True):
+            ids += [self.image_token] * (rows * columns) + self.codec.encode(piece)
+        if not ids:
+            return trunk
+        array = np.array(ids, np.int64)
+        positions, position = mrope_positions(array, self.image_token, grids, trunk.position)
+        embeds = self._lookup(array)
+        if images:
+            embeds[array == self.image_token] = np.concatenate(self.embed_images(images))
+        causal = pack(Contexts.root(trunk.length, 0), [0], [ids]).bias
+        end = np.array([len(ids) - 1])
+        _, cache = self._step(embeds, positions[:, None], causal, trunk.cache, end)
+        return Trunk(tuple(cache), trunk.ids + tuple(ids), position)
+
+    def decode_branches(
+        self, trunk: Trunk, branches: Sequence[Branch], limits: Limits | None = None
+    ) -> list[BranchResult]:
+        """Answer all branches behind the trunk, in order. `stats` tells passes and tokens fed."""
+        results, self.stats = decode.decode(
+            self._forward,
+            trunk.cache,
+            Contexts.root(trunk.length, trunk.position),
+            self.codec.encode,
+            branches,
+            self.none_weight,
+            limits or Limits(),
+        )
+        return results
+
+    def score_options(
+        self, trunk: Trunk, key: str, texts: Sequence[str], *, prefix: str = " "
+    ) -> dict[str, float]:
+        """Option -> exact probability behind `key`, in one forward pass; they sum to 1."""
+        return self.score_options_of(trunk, [key], texts, prefix=prefix)[0]
+
+    def score_options_of(
+        self, trunk: Trunk, keys: Sequence[str], texts: Sequence[str], *, prefix: str = " "
+    ) -> list[dict[str, float]]:
+        """`score_options` for several keys in the same pass."""
+        return options.option_probabilities(
+            self._forward,
+            trunk.cache,
+            Contexts.root(trunk.length, trunk.position),
+            self.codec.encode,
+            keys,
+            self.options_grammar(texts, prefix=prefix),
+        )
+
+    def soft_rows(
+        self, trunk: Trunk, keys: Sequence[str], *, prefix: str = " ", floor: float = 0.02
+    ) -> soft_grid.SoftRows:
+        """Cell probabilities of the grid rows named by `keys`; at most two forward passes."""
+        return soft_grid.soft_rows(
+            self._forward,
+            trunk.cache,
+            Contexts.root(trunk.length, trunk.position),
+            self.codec.encode,
+            keys,
+            self.columns_grammar(prefix=prefix),
+            self.none_weight,
+            floor,
+        )
+
+    def forward(
+        self, trunk: Trunk, segments: Sequence[Sequence[int]]
+    ) -> list[NDArray[np.float32]]:
+        """Logits [tokens, vocabulary] of every segment behind the trunk (parity checks)."""
+        packed = pack(Contexts.root(trunk.length, trunk.position), [0] * len(segments), segments)
+        logits, _ = self._forward(packed, trunk.cache, np.arange(len(packed.ids)))
+        return np.split(logits, packed.last[:-1] + 1)
+
+    def _forward(
+        self, packed: Pack, cache: Cache, positions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], Cache]:
+        logits, present = self._step(
+            self._lookup(packed.ids), packed.positions, packed.bias, cache, positions
+        )
+        return logits, present
+
+    def _step(
+        self,
+        embeds: FloatArray,
+        positions: NDArray[np.int64],
+        bias: FloatArray,
+        cache: Cache,
+        logit_positions: NDArray[np.int64],
+    ) -> tuple[NDArray[np.float32], Cache]:
+        feeds: dict[str, NDArray[Any]] = dict(zip(self._past, cache, strict=True))
+        feeds["inputs_embeds"] = embeds[None]
+        feeds["position_ids"] = positions
+        feeds["attention_bias"] = bias
+        feeds["logit_positions"] = logit_positions[None]
+        logits, *present = self._graph(self._decoder).run(feeds, self._outputs)
+        return logits[0], present
+
+    def _lookup(self, ids: NDArray[np.int64]) -> FloatArray:
+        return np.asarray(self._embed[ids], np.float32)
+
+    @staticmethod
+    def _graph(graph: Graph | None) -> Graph:
+        if graph is None:
+            raise ModelError("the model is closed", action="open the bundle again")
+        return graph
+
+
+def _open_embed(path: Path) -> NDArray[Any]:
+    """The table [vocabulary, hidden]: memory-mapped when large, else float32 in memory."""
+    try:
+        table: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise BundleError("embedding table cannot be read", which=path, got=error) from error
+    if table.ndim != 2 or table.dtype not in (np.float16, np.float32):
+        raise BundleError(
+            "embedding table is malformed",
+            which=path,
+            expected="float16 or float32 [vocabulary, hidden]",
+            got=f"{table.dtype} {list(table.shape)}",
+        )
+    return table if table.nbytes > _EMBED_IN_MEMORY else table.astype(np.float32)
+
+
+def _number(manifest: Manifest, name: str) -> int:
+    value = manifest.model.get(name, manifest.tokens.get(name))
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise BundleError(
+            "manifest lacks a number of the model",
+            which=f"{manifest.name}: model.{name}",
+            expected="a positive whole number",
+            got=value,
+            action="export the bundle again",
+        )
+    return value

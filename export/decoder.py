@@ -1,0 +1,211 @@
+"""The decoder graph, written straight from safetensors layer by layer. No torch.
+
+    inputs_embeds f32 [1, S, H], position_ids i64 [3, 1, S], attention_bias f32 [1, 1, S, P + S],
+    logit_positions i64 [1, K], past.{i}.key / .value f32 [1, kv heads, P, D]
+      -> logits f32 [1, K, V], present.{i}.key / .value f32 [1, kv heads, P + S, D]
+
+One graph serves trunk prefill (causal bias), packed branches and decode steps: who sees whom is
+said by `attention_bias` alone, never implied. Attention is plain MatMul and Softmax, which every
+ONNX Runtime from 1.23.2 runs. lm_head is applied at `logit_positions` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from export.graph import MICROSOFT, GraphWriter
+from export.network import TextNetwork
+from export.tensors import Checkpoint
+
+PREFIX = "model.language_model."
+
+
+def write_decoder(
+    checkpoint: Checkpoint,
+    network: TextNetwork,
+    path: Path,
+    bits: int,
+    layer_done: Callable[[], object] = lambda: None,
+) -> None:
+    """Write `path` and `path`.data. `bits` 0 (float32), 8 or 4. Raises InputError on bad weights."""
+    with GraphWriter(path, bits) as writer:
+        cos, sin = _angles(writer, network)
+        ids = _row_numbers(writer)
+        norm = writer.constant(
+            "norm.0", _vector(checkpoint, network, f"{PREFIX}layers.0.input_layernorm.weight")
+        )
+        stream = "inputs_embeds"
+        hidden = writer.op(
+            "SimplifiedLayerNormalization",
+            [stream, norm],
+            axis=-1,
+            epsilon=network.rms_norm_eps,
+        )
+        for layer in range(network.layers):
+            attended = _attention(writer, checkpoint, network, layer, hidden, (ids, cos, sin))
+            name = f"{PREFIX}layers.{layer}.post_attention_layernorm.weight"
+            hidden, stream = _skip_norm(writer, checkpoint, network, name, stream, attended)
+            fed = _feed_forward(writer, checkpoint, network, layer, hidden)
+            last = layer + 1 == network.layers
+            name = f"{PREFIX}norm.weight"
+            if not last:
+                name = f"{PREFIX}layers.{layer + 1}.input_layernorm.weight"
+            hidden, stream = _skip_norm(writer, checkpoint, network, name, stream, fed)
+            layer_done()
+        index = writer.op("Unsqueeze", ["logit_positions", writer.constant("last_axis", [-1])])
+        picked = writer.op("GatherND", [hidden, index], batch_dims=1)
+        head = checkpoint.read(
+            f"{PREFIX}embed_tokens.weight" if network.tied else "lm_head.weight",
+            (network.vocab_size, network.hidden_size),
+        )
+        writer.op("Identity", [writer.linear(picked, "lm_head", head)], ["logits"])
+        _save(writer, network)
+
+
+def _angles(writer: GraphWriter, network: TextNetwork) -> tuple[str, str]:
+    """cos and sin [S, D/2] of the three-part rotary embedding: positions [S, 3] x table [3, D/2]."""
+    half = network.head_dim // 2
+    steps = np.arange(0, network.head_dim, 2, dtype=np.float32) / network.head_dim
+    inverse = (1.0 / network.rope_theta**steps).astype(np.float32)
+    table = np.zeros((3, half), np.float32)
+    table[np.repeat(np.arange(3), network.mrope_section), np.arange(half)] = inverse
+    one = writer.constant("axis_one", [1])
+    flat = writer.op("Squeeze", ["position_ids", one])
+    rows = writer.op("Transpose", [writer.op("Cast", [flat], to=TensorProto.FLOAT)], perm=[1, 0])
+    angles = writer.op("MatMul", [rows, writer.constant("rotary_table", table)])
+    return writer.op("Cos", [angles]), writer.op("Sin", [angles])
+
+
+def _row_numbers(writer: GraphWriter) -> str:
+    """int64 [1, S]: token i takes row i of the cos and sin of this pass."""
+    length = writer.op(
+        "Gather", [writer.op("Shape", ["inputs_embeds"]), writer.constant("index_one", 1)]
+    )
+    numbers = writer.op(
+        "Range", [writer.constant("zero", 0), length, writer.constant("step_one", 1)]
+    )
+    return writer.op("Unsqueeze", [numbers, writer.constant("axis_zero", [0])])
+
+
+def _attention(
+    writer: GraphWriter,
+    checkpoint: Checkpoint,
+    network: TextNetwork,
+    layer: int,
+    hidden: str,
+    rotary: tuple[str, str, str],
+) -> str:
+    """Self-attention of one layer with its projections; writes present.{layer}.*"""
+    base, size = f"{PREFIX}layers.{layer}.self_attn.", network.head_dim
+    wide, narrow = network.heads * size, network.kv_heads * size
+    scale = np.float32(size**-0.5)  # folded into the query weights
+    weights, biases = [], []
+    for part, rows, factor in (("q", wide, scale), ("k", narrow, 1), ("v", narrow, 1)):
+        name = f"{base}{part}_proj."
+        shape = (rows, network.hidden_size)
+        weights.append(checkpoint.read(f"{name}weight", shape) * np.float32(factor))
+        biases.append(checkpoint.read(f"{name}bias", (rows,)) * np.float32(factor))
+    joined = writer.linear(hidden, f"{base}qkv", np.concatenate(weights), np.concatenate(biases))
+    sizes = writer.constant("qkv_sizes", [wide, narrow, narrow])
+    query, key, value = (f"{base}{part}" for part in ("query", "key", "value"))
+    writer.op("Split", [joined, sizes], [query, key, value], axis=-1)
+    ids, cos, sin = rotary
+    query = writer.op(
+        "RotaryEmbedding", [query, ids, cos, sin], domain=MICROSOFT, num_heads=network.heads
+    )
+    key = writer.op(
+        "RotaryEmbedding", [key, ids, cos, sin], domain=MICROSOFT, num_heads=network.kv_heads
+    )
+    shape = writer.constant("heads_shape", [0, 0, -1, size])
+    heads = [
+        writer.op("Transpose", [writer.op("Reshape", [x, shape])], perm=[0, 2, 1, 3])
+        for x in (query, key, value)
+    ]
+    keys = writer.op("Concat", [f"past.{layer}.key", heads[1]], [f"present.{layer}.key"], axis=2)
+    values = writer.op(
+        "Concat", [f"past.{layer}.value", heads[2]], [f"present.{layer}.value"], axis=2
+    )
+    query = heads[0]
+    grouped = network.heads != network.kv_heads
+    if grouped:
+        groups = network.heads // network.kv_heads
+        shape = writer.constant("group_shape", [0, network.kv_heads, groups, -1, size])
+        axis = writer.constant("axis_two", [2])
+        query = writer.op("Reshape", [query, shape])
+        keys = writer.op("Unsqueeze", [keys, axis])
+        values = writer.op("Unsqueeze", [values, axis])
+    order = [0, 1, 2, 4, 3] if grouped else [0, 1, 3, 2]
+    scores = writer.op("MatMul", [query, writer.op("Transpose", [keys], perm=order)])
+    weighted = writer.op("Softmax", [writer.op("Add", [scores, "attention_bias"])], axis=-1)
+    mixed = writer.op("MatMul", [weighted, values])
+    if grouped:
+        back = writer.constant("ungroup_shape", [0, network.heads, -1, size])
+        mixed = writer.op("Reshape", [mixed, back])
+    merge = writer.constant("merge_shape", [0, 0, network.hidden_size])
+    mixed = writer.op("Reshape", [writer.op("Transpose", [mixed], perm=[0, 2, 1, 3]), merge])
+    output = checkpoint.read(f"{base}o_proj.weight", (network.hidden_size, wide))
+    return writer.linear(mixed, f"{base}o_proj", output)
+
+
+def _feed_forward(
+    writer: GraphWriter, checkpoint: Checkpoint, network: TextNetwork, layer: int, hidden: str
+) -> str:
+    """silu(gate) * up, then down; gate and up in one product."""
+    base = f"{PREFIX}layers.{layer}.mlp."
+    inner, outer = network.intermediate_size, network.hidden_size
+    pair = [checkpoint.read(f"{base}{n}_proj.weight", (inner, outer)) for n in ("gate", "up")]
+    joined = writer.linear(hidden, f"{base}gate_up", np.concatenate(pair))
+    gate, up = f"{base}gate", f"{base}up"
+    sizes = writer.constant("mlp_sizes", [inner, inner])
+    writer.op("Split", [joined, sizes], [gate, up], axis=-1)
+    silu = writer.op("Mul", [gate, writer.op("Sigmoid", [gate])])
+    down = checkpoint.read(f"{base}down_proj.weight", (outer, inner))
+    return writer.linear(writer.op("Mul", [silu, up]), f"{base}down_proj", down)
+
+
+def _skip_norm(
+    writer: GraphWriter,
+    checkpoint: Checkpoint,
+    network: TextNetwork,
+    name: str,
+    stream: str,
+    added: str,
+) -> tuple[str, str]:
+    """(normalised, new residual stream) of stream + added."""
+    weight = writer.constant(name, _vector(checkpoint, network, name))
+    outputs = [f"{name}.out", "", "", f"{name}.stream"]
+    writer.op(
+        "SkipSimplifiedLayerNormalization",
+        [stream, added, weight],
+        outputs,
+        domain=MICROSOFT,
+        epsilon=network.rms_norm_eps,
+    )
+    return outputs[0], outputs[3]
+
+
+def _vector(checkpoint: Checkpoint, network: TextNetwork, name: str) -> np.ndarray:
+    return checkpoint.read(name, (network.hidden_size,))
+
+
+def _save(writer: GraphWriter, network: TextNetwork) -> None:
+    info = helper.make_tensor_value_info
+    real, whole = TensorProto.FLOAT, TensorProto.INT64
+    inputs = [
+        info("inputs_embeds", real, [1, "seq", network.hidden_size]),
+        info("position_ids", whole, [3, 1, "seq"]),
+        info("attention_bias", real, [1, 1, "seq", "total"]),
+        info("logit_positions", whole, [1, "k"]),
+    ]
+    outputs = [info("logits", real, [1, "k", network.vocab_size])]
+    for layer in range(network.layers):
+        for part in ("key", "value"):
+            shape = [1, network.kv_heads, "past", network.head_dim]
+            inputs.append(info(f"past.{layer}.{part}", real, shape))
+            shape = [1, network.kv_heads, "total", network.head_dim]
+            outputs.append(info(f"present.{layer}.{part}", real, shape))
+    writer.save("qwen2_5_vl_decoder", inputs, outputs)

@@ -1,0 +1,78 @@
+"""MODEL_CARD.md of a bundle from its manifest, the training card and evaluation figures.
+
+It invents no figure: what was not measured is not in the card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from forge_station.contract.manifest import Manifest
+
+
+def render(manifest: Manifest, card: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
+    """Markdown text; `card` and `evaluation` may be empty or nested."""
+    model = manifest.model
+    parameters = float(model.get("parameters", 0)) / 1e6
+    lines = [
+        f"# {manifest.name} {manifest.version}",
+        "",
+        "Reads which part lies at each mark and where a surface is defective. Whether that is "
+        "allowed is decided by the line's specification, not by the model.",
+        "",
+        "| | |",
+        "| --- | --- |",
+        "| architecture | Qwen2.5-VL |",
+        f"| parameters | {parameters:.2f} M |",
+        f"| vision | {model.get('vision_layers')} layers x {model.get('vision_hidden_size')}, "
+        f"window {model.get('window')} px, patch {model.get('patch')} px |",
+        f"| decoder | {model.get('layers')} layers x {model.get('hidden_size')}, "
+        f"vocabulary {manifest.tokens.get('vocab_size')} |",
+        f"| precision | {manifest.precision} |",
+        f"| contract | {manifest.contract_version} |",
+        f"| line | {manifest.line or 'any'} |",
+        f"| release | {manifest.release_counter} ({manifest.created or 'not dated'}) |",
+    ]
+    lines += [
+        f"| picture `{name}` | {size[0]} x {size[1]} px |"
+        for name, size in sorted(manifest.images.items())
+    ]
+    if manifest.thresholds:
+        lines += ["", "## Operating point", "", "| threshold | value |", "| --- | --- |"]
+        lines += [f"| {name} | {value:g} |" for name, value in sorted(manifest.thresholds.items())]
+    lines += ["", "## Training", ""]
+    lines += _table(card) or ["No training card came with the checkpoint."]
+    lines += ["", "## Evaluation", ""]
+    lines += _table(evaluation) or [
+        "No evaluation figures came with this export. The figures of the checkpoint, if any, are "
+        "under Training; figures of quantised weights must be measured on the bundle."
+    ]
+    lines += [
+        "",
+        "## Limits",
+        "",
+        "Trained on simulated scans of the catalogue's parts unless the figures above say "
+        "otherwise. Parts outside the catalogue are read as the nearest known part: a low "
+        "probability is the only hint. Probabilities are not calibrated unless the figures say so.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _table(figures: Mapping[str, Any]) -> list[str]:
+    rows = [f"| {name} | {value} |" for name, value in _flat(figures, "")]
+    return ["| figure | value |", "| --- | --- |", *rows] if rows else []
+
+
+def _flat(figures: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    for name, value in figures.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}.")
+        elif isinstance(value, float):
+            yield path, f"{value:.4g}"
+        elif isinstance(value, (list, tuple)):
+            yield path, ", ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in value)
+        else:
+            yield path, str(value).replace("|", "\\|").replace("\n", " ")
