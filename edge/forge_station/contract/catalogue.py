@@ -4,12 +4,14 @@ It knows no meshes (see `forge_station.sim.fasteners`) and no product line (see 
 
 Values are NOMINAL sizes of the named standard, coarse pitch, written in the standard's letters
 and entered by hand after cross-checking several published tables (2026-11-30). Where a standard
-gives limits only, the value says which: ISO 10642 `dk` is the middle of the real (rounded) head
-between actual minimum and theoretical maximum, `k` its maximum; ISO 7380-1 `s`, `t` are the key
+gives limits only, the value says which: ISO 10642 `dk` is the usual size of a real (rounded) head,
+between actual minimum and theoretical maximum, `k` the maximum; ISO 7380-1 `s`, `t` are the key
 size and the minimum depth; DIN 127 B `d1` is a minimum, `d2` a maximum and `h` the free height;
 DIN 315 values are maxima. DIN and ISO hexagons differ at M10, M12 and M14: this catalogue is ISO
-(16 and 18 mm) everywhere. DIN 6314 and DIN 6318 entries are simplified: their dimensions follow
-the standard's series, details such as radii do not.
+(bolts and nuts 16 and 18 mm; the M10 flange nut of ISO 4161 has 15 mm). Rivets are named by their
+head, DIN 660 up to 8 mm and DIN 124 above; their shanks are sizes of ISO 1051. DIN 6314 and
+DIN 6318 entries are simplified: they follow the series of outer sizes, details such as radii and
+steps do not.
 """
 
 from __future__ import annotations
@@ -134,9 +136,9 @@ _ISO_7380 = _table(
 _ISO_10642 = _table(
     "dk k s t",
     {
-        3: (6.1, 1.86, 2, 1.1), 4: (8.2, 2.48, 2.5, 1.5), 5: (10.3, 3.1, 3, 1.9),
-        6: (12.4, 3.72, 4, 2.2), 8: (16.6, 4.96, 5, 3.0), 10: (20.8, 6.2, 6, 3.6),
-        12: (25.0, 7.44, 8, 4.3), 16: (31.3, 8.8, 10, 4.8), 20: (38.2, 10.16, 12, 5.6),
+        3: (6, 1.86, 2, 1.1), 4: (8, 2.48, 2.5, 1.5), 5: (10, 3.1, 3, 1.9),
+        6: (12, 3.72, 4, 2.2), 8: (16, 4.96, 5, 3.0), 10: (20, 6.2, 6, 3.6),
+        12: (24, 7.44, 8, 4.3), 16: (30, 8.8, 10, 4.8), 20: (37, 10.16, 12, 5.6),
     },
 )  # fmt: skip
 _ISO_4026 = _table(
@@ -157,7 +159,7 @@ _ISO_4161 = _table(
     "s m dc c",
     {
         5: (8, 5, 11.8, 1.0), 6: (10, 6, 14.2, 1.1), 8: (13, 8, 17.9, 1.2),
-        10: (16, 10, 21.8, 1.5), 12: (18, 12, 26, 1.8), 16: (24, 16, 34.5, 2.4),
+        10: (15, 10, 21.8, 1.5), 12: (18, 12, 26, 1.8), 16: (24, 16, 34.5, 2.4),
         20: (30, 20, 42.8, 3.0),
     },
 )  # fmt: skip

@@ -82,8 +82,9 @@ def apply_defect(
     best: tuple[float, DefectivePart] | None = None
     for _ in range(_TRIES):
         point, normal = _visible_place(mesh, rng)
-        part = _finish(make(mesh, _Place(point, normal, length), rng, size_scale), kind)
-        seen = _visible_share(part, rng)
+        made = make(mesh, _Place(point, normal, length), rng, size_scale)
+        part = _finish(made, kind)
+        seen = _visible_share(mesh, made, part, rng)
         if best is None or seen > best[0]:
             best = seen, part
         if seen >= 0.3:
@@ -105,37 +106,39 @@ def _finish(made: _Made, kind: str) -> DefectivePart:
 
 
 def _visible_place(mesh: Mesh, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    points, normals, faces = sample_surface(mesh, 64, rng, _skyward(mesh))
-    for point, normal, face in zip(points, normals, faces, strict=True):
-        if _seen(mesh, point, normal, int(face)):
+    # surface that faces up is what the views show most of
+    upward = np.clip(mesh.face_normals()[:, 2] + 0.5, 0.0, 1.0)
+    upward[mesh.face_normals()[:, 2] < -0.2] = 0.0
+    points, normals, _ = sample_surface(mesh, 64, rng, upward)
+    for point, normal in zip(points, normals, strict=True):
+        if _seen(mesh, point, normal):
             return point, normal
     return points[0], normals[0]
 
 
-def _skyward(mesh: Mesh) -> Floats:
-    """Weight 1 for faces that may be seen from the camera directions, 0 for the others."""
-    return np.asarray((mesh.face_normals()[:, 2] > -0.2).astype(np.float64))
-
-
-def _seen(mesh: Mesh, point: Floats, normal: Floats, face: int) -> bool:
-    """Whether any camera direction sees `point` of `face` at less than about 75 degrees."""
-    for towards in _TOWARDS_CAMERA[_TOWARDS_CAMERA @ normal > 0.25]:
-        if not _blocked(mesh, point, towards, face):
+def _seen(mesh: Mesh, point: Floats, normal: Floats) -> bool:
+    """Whether any camera direction sees the surface `point` at less than about 75 degrees."""
+    facing = _TOWARDS_CAMERA @ normal
+    for i in np.argsort(-facing):
+        if facing[i] <= 0.25:
+            return False
+        if not _blocked(mesh, point, _TOWARDS_CAMERA[i]):
             return True
     return False
 
 
-def _blocked(mesh: Mesh, point: Floats, towards: Floats, face: int) -> bool:
-    """Whether the ray from `point` along the unit `towards` hits any face but `face`."""
+def _blocked(mesh: Mesh, point: Floats, towards: Floats) -> bool:
+    """Whether the ray from `point` along the unit `towards` hits a face beyond a short start."""
     x, y = _tangents(towards)
-    flat = (mesh.vertices - point) @ np.stack([x, y, towards], axis=1)
-    u, v, depth = (flat[:, i][mesh.faces] for i in range(3))
-    near = (
-        (u.min(axis=1) <= 0.0) & (u.max(axis=1) >= 0.0)
-        & (v.min(axis=1) <= 0.0) & (v.max(axis=1) >= 0.0) & (depth.max(axis=1) > 1e-6)
-    )  # fmt: skip
-    near[face] = False
-    u, v, depth = u[near], v[near], depth[near]
+    flat = np.stack([x, y, towards]) @ (mesh.vertices - point).T
+    # a face can only be hit if its corners lie on both sides of the ray in u and in v
+    a, b, c = mesh.faces[:, 0], mesh.faces[:, 1], mesh.faces[:, 2]
+    right, above = flat[0] > 0.0, flat[1] > 0.0
+    across = (right[a] != right[b]) | (right[a] != right[c])
+    near = np.flatnonzero(across)
+    a, b, c = a[near], b[near], c[near]
+    near = near[(above[a] != above[b]) | (above[a] != above[c])]
+    u, v, depth = (flat[i][mesh.faces[near]] for i in range(3))
     # origin inside the triangle: the three edge functions share a sign
     edges = [u[:, i] * v[:, (i + 1) % 3] - u[:, (i + 1) % 3] * v[:, i] for i in range(3)]
     area = edges[0] + edges[1] + edges[2]
@@ -143,21 +146,25 @@ def _blocked(mesh: Mesh, point: Floats, towards: Floats, face: int) -> bool:
     weight = [np.divide(edge, area, out=np.zeros_like(area), where=solid) for edge in edges]
     inside = solid & (weight[0] >= 0.0) & (weight[1] >= 0.0) & (weight[2] >= 0.0)
     at = weight[1] * depth[:, 0] + weight[2] * depth[:, 1] + weight[0] * depth[:, 2]
-    size = float(np.abs(flat).max())
-    return bool((inside & (at > 1e-4 * size)).any())
+    start = 2e-3 * float(np.abs(flat[2]).max())
+    return bool((inside & (at > start)).any())
 
 
-def _visible_share(part: DefectivePart, rng: np.random.Generator) -> float:
-    """Share of the defect's area that a camera direction sees, from 8 samples; 0 for no area."""
+def _visible_share(mesh: Mesh, made: _Made, part: DefectivePart, rng: np.random.Generator) -> float:
+    """Share of the defect's area that a camera direction sees, from 6 samples; 0 for no area.
+
+    Judged before the displacement, on the coarse sound `mesh`: that is several times faster, and
+    what is visible then stays so but for the walls. A cut is judged on the new surface, against
+    the sound mesh less what was taken away.
+    """
+    cut = part.kind == "cut"
+    surface = part.mesh if cut else made.mesh
     weight = part.face_flag.astype(np.float64)
-    if not float((part.mesh.face_areas() * weight).sum()) > 0.0:
+    if not float((surface.face_areas() * weight).sum()) > 0.0:
         return 0.0
-    points, normals, faces = sample_surface(part.mesh, 8, rng, weight)
-    seen = [
-        _seen(part.mesh, point, normal, int(face))
-        for point, normal, face in zip(points, normals, faces, strict=True)
-    ]
-    return float(np.mean(seen))
+    points, normals, _ = sample_surface(surface, 6, rng, weight)
+    blocker = part.mesh if cut else mesh
+    return float(np.mean([_seen(blocker, p, n) for p, n in zip(points, normals, strict=True)]))
 
 
 # ---------------------------------------------------------------- the four kinds
@@ -170,30 +177,29 @@ def _crack(mesh: Mesh, place: _Place, rng: np.random.Generator, scale: float) ->
     along = np.cross(place.normal, rng.normal(size=3))
     along /= np.linalg.norm(along)
     across = np.cross(place.normal, along)
+    # a random walk across the tangent plane, one step for each of 14 equal lengths
     steps = 14
-    jitter = np.cumsum(rng.normal(size=steps)) * extent / steps * 0.8
-    start = place.point - along * extent / 2.0
-    path = start + np.concatenate(
-        [np.zeros((1, 3)),
-         np.arange(1, steps + 1)[:, None] * along * extent / steps + jitter[:, None] * across]
-    )  # fmt: skip
-    # distance to the path with only 30 % of the part along the normal: the trench follows the
-    # surface over edges and curves
-    flatten = np.eye(3) - 0.7 * np.outer(place.normal, place.normal)
-    line = path @ flatten
-    reach = extent / 2.0 + float(np.abs(jitter).max()) + width
+    step = extent / steps
+    walk = np.concatenate([[0.0], np.cumsum(rng.normal(size=steps) * step * 0.8)])
+    reach = extent / 2.0 + float(np.abs(walk).max()) + width
+    frame = np.stack([along, across, place.normal], axis=1)
 
     def distance(points: Floats) -> Floats:
-        return _distance_to_path(points @ flatten, line)
+        # only 30 % of the part along the normal counts, so that the trench follows the surface
+        # over edges and curves
+        local = (points - place.point) @ frame * np.array([1.0, 1.0, 0.3])
+        local[:, 0] += extent / 2.0
+        return _distance_to_walk(local, walk, step)
 
     def max_edge(points: Floats) -> Floats:
-        far = np.linalg.norm((points - place.point) @ flatten, axis=1) - reach
+        offset = points - place.point
+        far = np.sqrt(np.einsum("ij,ij->i", offset, offset)) - reach
         result = np.maximum(0.6 * far, width / 3.0)
         close = far < width
         result[close] = np.maximum(width / 3.0, 0.6 * (distance(points[close]) - 0.6 * width))
-        return result
+        return np.asarray(result)
 
-    fine = densify(mesh, max_edge)
+    fine = densify(mesh, max_edge, shortest=width / 3.0)
     offset = (fine.vertices - place.point) @ place.normal
     limit = min(0.35 * place.length, 0.18 * place.length + width)
     normals = fine.vertex_normals()
@@ -207,15 +213,19 @@ def _crack(mesh: Mesh, place: _Place, rng: np.random.Generator, scale: float) ->
     return _Made(vertices, fine, flagged, width, extent)
 
 
-def _distance_to_path(points: Floats, path: Floats) -> Floats:
-    best = np.full(len(points), np.inf)
-    for a, b in zip(path[:-1], path[1:], strict=True):
-        edge = b - a
-        offset = points - a
-        share = np.clip(offset @ edge / float(edge @ edge), 0.0, 1.0)
-        offset -= share[:, None] * edge
-        np.minimum(best, np.einsum("ij,ij->i", offset, offset), out=best)
-    return np.sqrt(best)
+def _distance_to_walk(local: Floats, walk: Floats, step: float) -> Floats:
+    """Distance of points [N, 3] to the polyline (k * step, walk[k], 0), from its near segments."""
+    count = len(walk) - 1
+    at = np.floor(local[:, 0] / step).astype(np.int64)
+    height = local[:, 2] ** 2
+    best = np.full(len(local), np.inf)
+    for shift in (-2, -1, 0, 1, 2):
+        k = np.clip(at + shift, 0, count - 1)
+        rise = walk[k + 1] - walk[k]
+        x, y = local[:, 0] - k * step, local[:, 1] - walk[k]
+        share = np.clip((x * step + y * rise) / (step**2 + rise**2), 0.0, 1.0)
+        best = np.minimum(best, (x - share * step) ** 2 + (y - share * rise) ** 2)
+    return np.sqrt(best + height)
 
 
 def _cut(mesh: Mesh, place: _Place, rng: np.random.Generator, scale: float) -> _Made:
@@ -234,7 +244,7 @@ def _cut(mesh: Mesh, place: _Place, rng: np.random.Generator, scale: float) -> _
         outside = np.maximum(level - points @ normal, np.abs(points @ along - middle) - half)
         return np.asarray(np.maximum(half / 12.0, 0.6 * outside))
 
-    fine = densify(mesh, max_edge)
+    fine = densify(mesh, max_edge, shortest=half / 12.0)
     height = fine.vertices @ normal
     flagged = (height > level) & (np.abs(fine.vertices @ along - middle) < half)
     vertices = fine.vertices.copy()
@@ -259,7 +269,7 @@ def _deformation(mesh: Mesh, place: _Place, rng: np.random.Generator, scale: flo
     def max_edge(points: Floats) -> Floats:
         return np.where(points @ axis > start - 1.0, bent / 14.0, np.inf)
 
-    fine = densify(mesh, max_edge)
+    fine = densify(mesh, max_edge, shortest=bent / 14.0)
     share = np.clip((fine.vertices @ axis - start) / bent, 0.0, None) ** 2
     vertices = fine.vertices + share[:, None] * (amplitude * sideways)
     flagged = share * amplitude > min(0.05 * place.length, 0.3 * amplitude)
@@ -274,7 +284,7 @@ def _dent(mesh: Mesh, place: _Place, rng: np.random.Generator, scale: float) -> 
         away = np.linalg.norm(points - place.point, axis=1) - radius
         return np.asarray(np.maximum(radius / 10.0, 0.6 * away))
 
-    fine = densify(mesh, max_edge)
+    fine = densify(mesh, max_edge, shortest=radius / 10.0)
     away = np.linalg.norm(fine.vertices - place.point, axis=1) / radius
     share = np.where(away < 1.0, (1.0 - np.minimum(away, 1.0) ** 2) ** 2, 0.0)
     vertices = fine.vertices - share[:, None] * (depth * place.normal)

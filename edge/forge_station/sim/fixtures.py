@@ -5,12 +5,29 @@ Simplified from DIN 6318 and DIN 6314: true outer sizes, steps and slot, plain e
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_station.sim.make import Make
 from forge_station.sim.mesh import Floats, Mesh
 
 
-def step_block(height: float, length: float, width: float, steps: int, *, lip: float) -> Mesh:
+def step_block(d: Mapping[str, float], make: Make) -> Mesh:
+    """Step block (DIN 6318): stair rising along +x."""
+    height, length, width = d["h"] * make.height, d["l"] * make.length, d["b"] * make.across
+    return _stair(height, length, width, int(d["n"]), lip=0.04 + 0.5 * make.edge)
+
+
+def strap_clamp(d: Mapping[str, float], make: Make) -> Mesh:
+    """Strap clamp (DIN 6314): flat, slotted, nose at +x."""
+    length, width, thickness = d["l"] * make.length, d["b"] * make.across, d["a"] * make.height
+    slot = 2.0 + make.fillet
+    return _clamp(length, width, thickness, d["d1"], nose=0.2 + make.edge, slot=slot)
+
+
+def _stair(height: float, length: float, width: float, steps: int, *, lip: float) -> Mesh:
     """Stair of `steps` treads, rising along +x; centred in x and y, standing on z = 0.
 
     `lip` is the height of the lowest tread as a share of the height; the wall at +x is flat.
@@ -53,7 +70,7 @@ def step_block(height: float, length: float, width: float, steps: int, *, lip: f
     return _outward(vertices, np.array(faces))
 
 
-def strap_clamp(
+def _clamp(
     length: float, width: float, thickness: float, hole: float, *, nose: float, slot: float
 ) -> Mesh:
     """Flat clamp with a slot and a nose tapered from above at +x; standing on z = 0.
@@ -90,7 +107,9 @@ def _rectangle(length: float, width: float, per_side: int) -> Floats:
     """Counter-clockwise outline [4 * per_side, 2] that has the corners."""
     share = np.arange(per_side) / per_side
     corners = np.array([[1.0, -1.0], [1.0, 1.0], [-1.0, 1.0], [-1.0, -1.0]]) * 0.5
-    sides = [a + share[:, None] * (b - a) for a, b in zip(corners, np.roll(corners, -1, 0), strict=True)]
+    sides = [
+        a + share[:, None] * (b - a) for a, b in zip(corners, np.roll(corners, -1, 0), strict=True)
+    ]
     return np.asarray(np.concatenate(sides) * np.array([length, width]))
 
 
@@ -109,7 +128,7 @@ def _stadium(outline: Floats, width: float, length: float, centre: float) -> Flo
     return np.asarray(np.concatenate([right, upper, left, lower]) + np.array([centre, 0.0]))
 
 
-def _outward(vertices: Floats, faces: np.ndarray) -> Mesh:
+def _outward(vertices: Floats, faces: NDArray[np.int64]) -> Mesh:
     distinct = (
         (faces[:, 0] != faces[:, 1]) & (faces[:, 1] != faces[:, 2]) & (faces[:, 2] != faces[:, 0])
     )

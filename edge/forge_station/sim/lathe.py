@@ -32,7 +32,7 @@ class Ring(NamedTuple):
 
 def angles(columns: int) -> Floats:
     """The angles of the columns, float64 [columns], rad; column 0 lies on +x."""
-    return np.arange(columns) * (2.0 * np.pi / columns)
+    return np.arange(columns, dtype=np.float64) * (2.0 * np.pi / columns)
 
 
 def ring(columns: int, radius: float | Floats, height: float | Floats) -> Ring:
@@ -83,9 +83,7 @@ def thread(
     share = np.where(height == free, shares[:, None], cut)
     radius = profile(share, height)
     span = len(_ROWS)
-    return [
-        Ring(radius[i], height[i], min(span, len(rows) - 1 - i)) for i in range(len(rows))
-    ]
+    return [Ring(radius[i], height[i], min(span, len(rows) - 1 - i)) for i in range(len(rows))]
 
 
 def reverse(rings: Sequence[Ring]) -> list[Ring]:
@@ -128,14 +126,12 @@ def _merged(radius: Floats, height: Floats) -> NDArray[np.int64]:
     count, columns = radius.shape
     row = np.arange(count)[:, None]
     same = np.zeros(radius.shape, dtype=bool)
-    same[1:] = (np.abs(radius[1:] - radius[:-1]) < 1e-9) & (
-        np.abs(height[1:] - height[:-1]) < 1e-9
-    )
+    same[1:] = (np.abs(radius[1:] - radius[:-1]) < 1e-9) & (np.abs(height[1:] - height[:-1]) < 1e-9)
     start = np.maximum.accumulate(np.where(same, 0, row), axis=0)
     index = start * columns + np.arange(columns)
     pole = (radius < 1e-9).all(axis=1)
     index[pole] = index[pole][:, :1]
-    return index
+    return np.asarray(index)
 
 
 def _outward(vertices: Floats, faces: NDArray[np.int64]) -> Mesh:

@@ -61,9 +61,7 @@ def lay_out(
 
 def _stagger(meshes: list[Mesh], rng: np.random.Generator, rows: int) -> list[Mesh]:
     """Moves the shorter row along x, somewhere within the length of the longer one."""
-    spans = [
-        max(float(mesh.bounds()[1][0]) for mesh in meshes[row::rows]) for row in range(rows)
-    ]
+    spans = [max(float(mesh.bounds()[1][0]) for mesh in meshes[row::rows]) for row in range(rows)]
     out = list(meshes)
     for row in range(rows):
         shift = (max(spans) - spans[row]) * rng.random()

@@ -68,7 +68,8 @@ class Mesh:
                 self.faces.ravel(), weights=per_corner, minlength=len(self.vertices)
             )
         length = np.linalg.norm(total, axis=1, keepdims=True)
-        return np.divide(total, length, out=np.zeros_like(total), where=length > 1e-12)
+        unit = np.divide(total, length, out=np.zeros_like(total), where=length > 1e-12)
+        return np.asarray(unit)
 
     def volume_and_centroid(self) -> tuple[float, Floats]:
         """Signed volume, mm^3, and centre of mass, float64 [3], of a closed mesh.
@@ -136,7 +137,7 @@ def sample_surface(
         share = share * np.asarray(weights, dtype=np.float64)
     cumulative = np.cumsum(share)
     if not len(cumulative) or not cumulative[-1] > 0.0:
-        raise ValueError("sample_surface: mesh has no area to sample (empty, degenerate or weight 0)")
+        raise ValueError("sample_surface: the mesh has no area of weight above 0")
     pick = np.searchsorted(cumulative, rng.random(n) * cumulative[-1], side="right")
     pick = np.minimum(pick, len(cumulative) - 1)
     u = np.sqrt(rng.random((n, 1)))
@@ -152,14 +153,15 @@ def densify(
     mesh: Mesh,
     max_edge_at: Callable[[Floats], Floats],
     *,
+    shortest: float = 0.0,
     max_faces: int = 200_000,
     rounds: int = 14,
 ) -> Mesh:
     """Split edges until none is longer than `max_edge_at(midpoints [N, 3]) -> [N]` mm allows.
 
     Conforming: two faces that share an edge split it at the same point, so a closed mesh stays
-    closed. Stops at `max_faces` or after `rounds` halvings. Faces that are fine already keep
-    their order at the front.
+    closed. Edges up to `shortest` mm are never asked about (give the least value of `max_edge_at`:
+    it saves time). Stops at `max_faces` or after `rounds` halvings.
     """
     vertices = mesh.vertices
     done: list[Ints] = []
@@ -171,7 +173,8 @@ def densify(
         # an edge is judged by its midpoint and length only: both sides decide alike, and an edge
         # that is left whole now is never split later, so finished faces drop out of the loop
         a, b, c = (vertices[active[:, i]] for i in range(3))
-        split = np.stack([_too_long(p, q, max_edge_at) for p, q in ((a, b), (b, c), (c, a))], axis=1)
+        pairs = ((a, b), (b, c), (c, a))
+        split = np.stack([_too_long(p, q, max_edge_at, shortest) for p, q in pairs], axis=1)
         touched = split.any(axis=1)
         done.append(active[~touched].astype(np.int32))
         kept += len(done[-1])
@@ -190,8 +193,14 @@ def densify(
     return Mesh(vertices, np.concatenate(done))
 
 
-def _too_long(p: Floats, q: Floats, max_edge_at: Callable[[Floats], Floats]) -> Bools:
-    return np.asarray(np.linalg.norm(p - q, axis=1) > max_edge_at((p + q) * 0.5))
+def _too_long(
+    p: Floats, q: Floats, max_edge_at: Callable[[Floats], Floats], shortest: float
+) -> Bools:
+    edge = p - q
+    length = np.sqrt(np.einsum("ij,ij->i", edge, edge))
+    long = length > shortest
+    long[long] = length[long] > max_edge_at((p[long] + q[long]) * 0.5)
+    return np.asarray(long)
 
 
 def _split_faces(faces: NDArray[np.int64], middle: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -24,6 +24,8 @@ MIN_TILT = float(np.radians(10.0))
 MIN_PROBABILITY = 0.04
 #: hull vertices this close to the tray, as a share of the centre's height, count as support
 _CONTACT = 0.05
+#: share of its height by which the centre may be lower after a tilt (round bodies have facets)
+_ROLL = 0.006
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +82,12 @@ def _find(mesh: Mesh) -> tuple[RestPose, ...]:
     outline = hull.points[hull.vertices]
     found = np.flatnonzero(mass > 1e-6)
     found = found[np.argsort(-mass[found])]
-    stable = np.array([_survives(outline, normals[i], height[i]) for i in found], dtype=bool)
-    if not stable.any():  # a ball, or nothing but knife edges: keep what is there
-        stable[:] = True
-    found = found[stable]
-    likely = _likely(height[found], mass[found], float(np.ptp(outline, axis=0).max()))
-    found = found[likely]
+    size = float(np.ptp(outline, axis=0).max())
+    found = found[_likely(height[found], mass[found], size)]
+    stable = _survive(outline, normals[found], height[found])
+    if stable.any():  # else a ball, or nothing but knife edges: keep what is there
+        found = found[stable]
+        found = found[_likely(height[found], mass[found], size)]
     total = mass[found].sum()
     return tuple(RestPose(_down(normals[i]), float(mass[i] / total)) for i in found)
 
@@ -134,38 +136,44 @@ def _roll(
     return following
 
 
-def _survives(outline: Floats, normal: Floats, height: float) -> bool:
-    """Whether the part, resting on the plane of `normal`, stays when tilted by MIN_TILT."""
-    if height <= 1e-9:
-        return False
-    near = outline[outline @ normal > height * (1.0 - _CONTACT)]
-    x, y = _plane(normal)
-    support = np.column_stack([near @ x, near @ y])
-    # how far the support reaches beyond the centre's foot (the origin), least over all directions
-    turn = np.linspace(0.0, 2.0 * np.pi, 48, endpoint=False)
-    reach = (support @ np.stack([np.cos(turn), np.sin(turn)])).max(axis=0).min()
-    return bool(reach >= height * np.tan(MIN_TILT))
+def _survive(outline: Floats, normals: Floats, height: Floats) -> Bools:
+    """Whether the part, resting on the plane of each normal [N, 3], stays when tilted, bool [N]."""
+    x, y = _planes(normals)
+    up = outline @ normals.T
+    east, north = outline @ x.T, outline @ y.T
+    contact = up > height * (1.0 - _CONTACT)
+    reach = np.full(len(normals), np.inf)
+    tilted = np.full(len(normals), np.inf)
+    for turn in np.linspace(0.0, 2.0 * np.pi, 16, endpoint=False):
+        outward = np.cos(turn) * east + np.sin(turn) * north
+        np.minimum(reach, np.where(contact, outward, -np.inf).max(axis=0), out=reach)
+        lowest = (np.cos(2.0 * MIN_TILT) * up + np.sin(2.0 * MIN_TILT) * outward).max(axis=0)
+        np.minimum(tilted, lowest, out=tilted)
+    # 1. the support reaches beyond the foot of the centre on all sides
+    # 2. tilted by twice that, the centre is not lower: a smooth dome would just roll on
+    stands = reach >= height * np.tan(MIN_TILT)
+    return np.asarray(stands & (tilted >= height * (1.0 - _ROLL)) & (height > 1e-9))
 
 
 def _likely(height: Floats, mass: Floats, size: float) -> Bools:
     """Which facets belong to a pose of enough probability; equal height means the same pose."""
-    keep = np.zeros(len(mass), dtype=bool)
-    for i in range(len(mass)):
-        alike = np.abs(height - height[i]) < 0.01 * size
-        keep[i] = mass[alike].sum() >= MIN_PROBABILITY * mass.sum()
-    if not keep.any():
-        keep[int(mass.argmax())] = True
-    return keep
+    order = np.argsort(height)
+    ladder, running = height[order], np.concatenate([[0.0], np.cumsum(mass[order])])
+    first = np.searchsorted(ladder, height - 0.01 * size)
+    last = np.searchsorted(ladder, height + 0.01 * size, side="right")
+    alike = running[last] - running[first]
+    return np.asarray(alike >= min(MIN_PROBABILITY * mass.sum(), alike.max()))
 
 
-def _plane(normal: Floats) -> tuple[Floats, Floats]:
-    helper = np.eye(3)[int(np.abs(normal).argmin())]
-    x = np.cross(normal, helper)
-    x /= np.linalg.norm(x)
-    return x, np.cross(normal, x)
+def _planes(normals: Floats) -> tuple[Floats, Floats]:
+    """Two unit vectors across each normal, so that (x, y, normal) is right-handed; each [N, 3]."""
+    helper = np.eye(3)[np.abs(normals).argmin(axis=1)]
+    x = np.cross(helper, normals)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    return x, np.cross(normals, x)
 
 
 def _down(normal: Floats) -> Floats:
     """Rotation that turns the outward `normal` to -z."""
-    x, y = _plane(normal)
-    return np.stack([x, -y, -normal])
+    x, y = _planes(normal[None])
+    return np.stack([x[0], -y[0], -normal])
