@@ -106,9 +106,8 @@ def _marked(cells: Iterable[tuple[int, int]]) -> Cells:
 def coverage(mask: Mask) -> npt.NDArray[np.float64]:
     """float [16, 16]: which share of each cell the mask covers, exact for any mask size."""
     values = _unit_values(mask)
-    shares: npt.NDArray[np.float64] = (
-        _overlap(values.shape[0]) @ values @ _overlap(values.shape[1]).T
-    )
+    covered = _overlap(values.shape[0]) @ values @ _overlap(values.shape[1]).T
+    shares: npt.NDArray[np.float64] = covered / values.size
     return shares
 
 
@@ -217,13 +216,15 @@ def _paper_values(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
 
 
 def _overlap(length: int) -> npt.NDArray[np.float64]:
-    """[16, length]: share of each cell that each of `length` pixels makes up; rows sum to 1."""
-    edges = np.arange(length + 1) * (SIDE / length)
-    low, high = edges[:-1], edges[1:]
-    cells = np.arange(SIDE)[:, None]
-    part = np.minimum(high, cells + 1) - np.maximum(low, cells)
-    shares: npt.NDArray[np.float64] = np.clip(part, 0.0, None)
-    return shares
+    """[16, length]: how much of each cell each of `length` pixels covers; a row sums to `length`.
+
+    In units of 1/16 pixel a cell is `length` long and a pixel 16: whole numbers, so a coverage
+    that is exactly at a threshold is not lifted over it by rounding.
+    """
+    pixels, cells = np.arange(length), np.arange(SIDE)[:, None]
+    end = np.minimum((pixels + 1) * SIDE, (cells + 1) * length)
+    part = np.clip(end - np.maximum(pixels * SIDE, cells * length), 0, None)
+    return part.astype(np.float64)
 
 
 def _shares(low: float, high: float) -> npt.NDArray[np.float64]:
