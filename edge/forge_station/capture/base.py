@@ -1,5 +1,4 @@
-"""What capture hands on: frames, pattern stacks, scans, the fused cloud, and the protocol of a
-scanner driver.
+"""What capture hands on: frames, pattern stacks, scans, the cloud; and a driver's protocol.
 
 Knows nothing of how images are taken or decoded. Everything is mm; invalid points are NaN.
 """
@@ -38,8 +37,10 @@ class Trigger:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One camera image: uint8 [H, W], its number in the burst, whether it arrived whole, and when
-    (host monotonic clock).
+    """One camera image.
+
+    image uint8 [H, W]; sequence: its number in the burst; complete: it arrived whole;
+    t_monotonic_ns: when, by the host's clock.
     """
 
     image: NDArray[np.uint8]

@@ -1,5 +1,4 @@
-"""Calibration of one scan head pose: camera, projector, their relation, the tray, and the pattern
-they were calibrated with.
+"""Calibration of one scan head pose: camera, projector, tray, and the pattern it was made with.
 
 Does not know how images are decoded. Lengths are mm, matrices are named target_from_source, image
 sizes are (width, height). The code step and the transform direction are part of the calibration: a
@@ -80,8 +79,7 @@ class PatternSpec:
 
 @dataclass(frozen=True, eq=False)
 class Optics:
-    """Pinhole with OpenCV's five distortion coefficients k1 k2 p1 p2 k3, for a camera or a
-    projector.
+    """A camera's or projector's pinhole with OpenCV's five distortion coefficients.
 
     image_size (width, height) px; matrix float64 [3, 3] px; distortion float64 [5].
     """
@@ -120,8 +118,9 @@ class Optics:
         return ux, uy
 
     def project(self, points: Float) -> Float:
-        """Points [N, 3] mm in this device's frame -> pixel coordinates [N, 2] (principal point
-        convention of the matrix).
+        """Points [N, 3] mm in this device's frame -> pixel coordinates [N, 2].
+
+        Their origin is that of the matrix: see Calibration.pixel_centre.
         """
         x, y = self.distort(points[:, 0] / points[:, 2], points[:, 1] / points[:, 2])
         return np.stack(

@@ -1,5 +1,6 @@
-"""How well a head measures: the residual of a plane that it looked at. Does not decide; the numbers
-go to a person.
+"""How well a head measures: the residual of a plane that it looked at.
+
+Does not decide; the numbers go to a person.
 
 Used after mounting or calibrating a head, on a scan of a flat board or the empty tray.
 """
@@ -41,9 +42,10 @@ class PlaneResidual:
 
 
 def plane_residual(scan: Scan, tolerance_mm: float, trials: int = 200) -> PlaneResidual:
-    """RANSAC on 5000 points (fixed seed), then a total least squares fit to all points within 2 x
-    tolerance, twice.
+    """Residual of the plane that holds most points.
 
+    RANSAC on 5000 points (fixed seed), then a total least squares fit to all points within 2 x
+    tolerance, twice.
     Raises ScanError where fewer than 1000 points are valid.
     """
     points = scan.points.reshape(-1, 3)

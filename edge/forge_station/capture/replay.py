@@ -1,5 +1,4 @@
-"""Pattern-stack folders: PNG images, manifest.yaml and the calibrations; and the driver that
-replays them.
+"""Pattern-stack folders (PNG, manifest.yaml, calibrations) and the driver that replays them.
 
 Does not decode. Layout of one scan, all paths relative to manifest.yaml:
 
@@ -192,9 +191,9 @@ def read_images(
 
 
 class ReplayScanner:
-    """Driver that hands out recorded scans in name order: a folder with a manifest, or a folder of
-    such folders.
+    """Driver that hands out recorded scans in name order.
 
+    `folder` has a manifest itself, or its sub-folders have.
     mode "once": CaptureError after the last; "loop": starts again. Scans are read when asked for.
     """
 

@@ -26,9 +26,10 @@ Tray = Callable[[Trigger], Sequence[scanner.MeshLike]]
 
 
 class SimulatedScanner:
-    """Driver: `tray(trigger)` gives the meshes on the tray (tray frame, mm), `rig` the head poses
-    (see sim.scanner.rig).
+    """Driver of a head that is simulated.
 
+    `tray(trigger)` gives the meshes on the tray (tray frame, mm), `rig` the head poses (see
+    sim.scanner.rig).
     `seed` makes noise and registration errors repeatable: the n-th capture of two equal drivers is
     identical.
     """
@@ -58,9 +59,7 @@ class SimulatedScanner:
         return self._calibrations
 
     def capture(self, trigger: Trigger) -> list[PatternStack]:
-        """One stack per head pose, about 30 ms each at 640x480 after the first call compiled the
-        loops.
-        """
+        """One stack per head pose, about 30 ms each at 640x480 once the loops are compiled."""
         if self._closed:
             raise CaptureError("simulated scanner: it is closed")
         meshes = list(self._tray(trigger))

@@ -27,9 +27,8 @@ from forge_station.errors import CalibrationError, CaptureError
 
 Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
-CODE_TOLERANCE_PERIODS = (
-    0.36  # half a half-period is 0.25; the rest is blur and noise at the bit edges
-)
+# Half a half-period is 0.25; the rest is blur and noise at the bit edges.
+CODE_TOLERANCE_PERIODS = 0.36
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,12 @@ class Limits:
     """
 
     saturation: int = 254
-    contrast: int = 8
-    modulation: float = 4.0
+    contrast: int = 10
+    modulation: float = 5.0
     pair_contrast: int = 5
     pair_white_minus_black: int = 40
     jump: float = 2.7
-    support: int = 4
+    support: int = 5
     gate_px: float = 2.0
 
 
@@ -83,8 +82,9 @@ def profiles(
 
 
 def patterns(spec: PatternSpec, projector_size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Images for the projector, uint8 [N, height, width], linear in light (the projector must not
-    apply a gamma).
+    """Images for the projector, uint8 [N, height, width].
+
+    Linear in light: the projector must not apply a gamma.
     """
     width, height = projector_size
     out = np.empty((spec.image_count, height, width), np.uint8)
@@ -95,8 +95,7 @@ def patterns(spec: PatternSpec, projector_size: tuple[int, int]) -> NDArray[np.u
 
 
 def decode(stack: PatternStack, calibration: Calibration, limits: Limits | None = None) -> Scan:
-    """Pattern stack -> organised points in the tray frame (camera frame where the calibration has
-    no tray).
+    """Pattern stack -> organised points in the tray frame, or the camera's where no tray is known.
 
     Raises CaptureError for a stack that is incomplete, of the wrong size or repeats an image,
     CalibrationError when stack and calibration do not belong together or no code step fits. Poor
@@ -145,14 +144,16 @@ def decode(stack: PatternStack, calibration: Calibration, limits: Limits | None 
         flying_share=float(keep.sum() / ok.size) - valid_share,
         reprojection_px=reprojection,
     )
-    median_depth = float(np.median(depth[keep])) if keep.any() else 0.0
+    pixel_mm = calibration.camera_pixel_mm
+    if pixel_mm is None:
+        nearest = float(np.median(depth[keep])) if keep.any() else 0.0
+        pixel_mm = nearest / float(calibration.camera.matrix[0, 0])
     return Scan(
         points=points,
         intensity=code.white,
         confidence=code.confidence,
         quality=replace(quality, flags=_flags(quality)),
-        camera_pixel_mm=calibration.camera_pixel_mm
-        or median_depth / float(calibration.camera.matrix[0, 0]),
+        camera_pixel_mm=pixel_mm,
         frame="camera" if calibration.tray_from_camera is None else "tray",
         calibration_digest=calibration.digest,
     )
@@ -303,8 +304,9 @@ def _gray_to_index(bits: Sequence[Bool]) -> NDArray[np.uint16]:
 
 
 def _decode_gray_phase(images: NDArray[np.uint8], spec: PatternSpec, limits: Limits) -> _Code:
-    """Absolute column: the half-period code only selects which 2-pi period, so its bit edges cannot
-    cause jumps.
+    """Absolute column per pixel.
+
+    The half-period code only selects which 2-pi period, so its bit edges cannot cause jumps.
     """
     white, black = images[0], images[1]
     middle = (white >> 1) + (black >> 1) + (white & black & 1)
@@ -386,9 +388,7 @@ def _refuse_wrong_code_step(
     calibration: Calibration,
     limits: Limits,
 ) -> None:
-    """A median residual of many pixels means another code step, direction or calibration: say so,
-    and which step would fit.
-    """
+    """A median residual of many pixels has one cause: say so, and which code step would fit."""
     if reprojection < 10 * limits.gate_px or keep.mean() > 0.2 or keep.size < 1000:
         return
     step = calibration.pattern.code_step
@@ -423,8 +423,10 @@ def _refuse_wrong_code_step(
 
 
 def _flags(quality: ScanQuality) -> tuple[str, ...]:
-    """Levels from simulated and real scans: a usable pose has over 40 % valid, under 2 %
-    inconsistent pixels.
+    """What the shares mean.
+
+    Usable poses have 38 % (one real capture) to 98 % (simulated) valid pixels; inconsistent are 15
+    % of the real capture, under 0.1 % of the simulated ones.
     """
     flags = []
     if quality.valid_share == 0:

@@ -118,9 +118,7 @@ def read_cloud(
 
 
 def write_cloud(path: Path, cloud: Cloud) -> None:
-    """Write .npz (everything the station knows, the native form) or .ply (points and intensity,
-    binary, mm).
-    """
+    """Write .npz (all the station knows) or .ply (points and intensity, binary), both in mm."""
     suffix = path.suffix.lower()
     if suffix == ".npz":
         content: dict[str, Any] = {

@@ -1,5 +1,6 @@
-"""Triangle z-buffer, shading and image formation as compiled loops. Does not know calibrations or
-patterns, only arrays.
+"""Triangle z-buffer, shading and image formation as compiled loops.
+
+Knows arrays only, no calibrations or patterns.
 
 Needs numba (extra `sim`). Single-threaded on purpose: training runs one process per core. Lengths
 mm, images [H, W]. Verified against a ray caster: depth equal to 0.001 mm at the 99.9th percentile,
@@ -104,8 +105,7 @@ def shade(
     column: Any,
     row: Any,
 ) -> None:
-    """Per camera pixel: light returned per unit of pattern, ambient light, and the projector pixel
-    that lights it.
+    """Light per camera pixel: returned per unit of pattern, ambient, and which projector pixel.
 
     inverse_depth, face_index from `raster` and `add_tray`; inverse_depth is replaced by the exact
     value on the face's plane. normals, anchors float64 [F, 3]: face normal and one vertex, tray

@@ -66,8 +66,10 @@ class Surface:
 
 @dataclass(frozen=True)
 class Sensor:
-    """Camera: electrons for a white surface of albedo 1 facing the light, full well (255), read
-    noise, 3-tap blur weight.
+    """Camera and light.
+
+    electrons: of a surface of albedo 1 that faces the light; full_well: electrons at 255;
+    blur_side: outer weight of the camera's 3-tap blur; ambient: light that is always there, of 1.
     """
 
     electrons: float = 9000.0
@@ -89,9 +91,9 @@ def rig(
     pattern: PatternSpec | None = None,
     distorted: bool = True,
 ) -> list[Calibration]:
-    """Calibrations of a head on a range of 385 x scale mm with a baseline of 130 x scale mm, aimed
-    at the tray centre.
+    """Calibrations of a head aimed at the tray centre, one per pose.
 
+    Range 385 x scale mm, baseline 130 x scale mm.
     At scale 1 the field of view is 164 x 123 mm and a camera pixel 0.257 mm (640 x 480). `poses` is
     a key of POSES; the projector stands to the right of the camera. Same lenses at every scale.
     """
@@ -150,9 +152,9 @@ def scale_for(
     image_size: tuple[int, int] = (640, 480),
     margin: float = 0.04,
 ) -> float:
-    """Smallest rig scale whose every camera and projector sees the box width (x) x depth (y) x
-    height (z) on the tray centre.
+    """Smallest rig scale at which every camera and projector sees a box on the tray centre.
 
+    The box is width (x) x depth (y) x height (z).
     `margin` is the free share of the image at each border. Found by bisection to 0.1 %.
     """
     unit = rig(1.0, poses, image_size)
@@ -287,9 +289,9 @@ def simulate(
 def true_depth(
     meshes: MeshLike | Sequence[MeshLike], calibration: Calibration
 ) -> tuple[Float, NDArray[np.int32], NDArray[np.int32]]:
-    """What the camera would see without error: depth [H, W] mm along its axis (inf = nothing), mesh
-    index and face index.
+    """What the camera would see without error: depth, mesh index, face index.
 
+    depth float64 [H, W] mm along the camera's axis (inf = nothing).
     mesh index is the position in `meshes`, face index the row of that mesh's `faces`; TRAY_FACE for
     the tray, NOTHING for none (both images).
     """
@@ -459,9 +461,7 @@ def _rays(optics: Optics, pixel_centre: float) -> tuple[Float, Float]:
 def _projected(
     pattern: PatternSpec, projector_size: tuple[int, int], blur_px: float
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Pattern profiles after 8-bit rounding and projector blur, float32 [N, longest side], and
-    their axes.
-    """
+    """Pattern profiles and their axes: 8-bit, blurred by the projector, float32 [N, longest side]."""
     reach = np.arange(-3, 4)
     kernel = np.exp(-0.5 * (reach / max(blur_px, 1e-3)) ** 2)
     kernel /= kernel.sum()
