@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from forge_station.capture.base import Cloud
 from forge_station.geometry import plane
-from forge_station.geometry.pose import PartCloud, Points, align, bounds
+from forge_station.geometry.pose import PartCloud, Points, align, ends
 from forge_station.geometry.problem import Problem
 
 ByteMap = NDArray[np.uint8]
@@ -141,12 +141,12 @@ def rested(points: Points) -> NDArray[np.float32]:
         up = near[int(np.argmin(_widths(some, near)))]
     up = up * (1.0 if up[int(np.argmax(np.abs(up)))] > 0 else -1.0)
     turned = plane.moved(xyz, plane.frame(up, np.zeros(3))).astype(np.float64)
-    low, high = bounds(turned)
+    low, high = ends(turned[:, 2], plane.typical_spacing(xyz))
     # The wider side goes down: a part left alone lies on it.
-    if np.median(turned[:, 2]) > (low[2] + high[2]) / 2:
+    if np.median(turned[:, 2]) > (low + high) / 2:
         turned[:, 1:] *= -1.0
-        low, high = bounds(turned)
-    turned[:, 2] -= low[2]
+        low, high = -high, -low
+    turned[:, 2] -= low
     return turned.astype(np.float32)
 
 
