@@ -1,0 +1,296 @@
+"""One MQTT connection, from connect to its end. It never reconnects: a new one is a new `Link`.
+
+It knows no outbox and decides nothing: what the broker says becomes an event. With paho 2.2 the
+callbacks run in its network thread, some with its locks held, so they only call `emit`, which must
+only queue. An error inside a callback would end that thread without a word, see `alive`.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from forge_station.errors import LinkError
+from forge_station.mes.topics import MqttConfig
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
+SESSION_EXPIRY_S = 3600
+WILL_DELAY_S = 5
+"""A station that is back within it was never away, as far as the will is concerned."""
+WINDOW = 20
+"""Most messages on their way at once; a broker may demand fewer."""
+
+UNSUPPORTED_VERSION = 0x84
+TAKEN_OVER = 0x8E
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """PUBACK: the broker's answer to the publish with this packet id."""
+
+    packet: int
+    reason: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Down:
+    """The connection ended. `reason` is the code of a DISCONNECT from the broker, else None."""
+
+    reason: int | None
+    text: str
+
+
+Event = Acknowledged | Down
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """One message to publish. `properties` become MQTT 5 user properties."""
+
+    topic: str
+    body: bytes
+    qos: int = 1
+    retain: bool = False
+    expiry_s: int | None = None
+    properties: tuple[tuple[str, str], ...] = ()
+
+
+class Link:
+    """A live connection; get one from `connect`. `close` says good-bye, `drop` does not."""
+
+    def __init__(
+        self, client: mqtt.Client, thread: threading.Thread, version: str, accepted: _Accepted
+    ) -> None:
+        self._client = client
+        self._thread = thread
+        self._version = version
+        self.session_present = accepted.session_present
+        self.window = max(1, min(WINDOW, accepted.receive_maximum))
+        self.maximum_packet_bytes = accepted.maximum_packet_bytes
+
+    def publish(self, message: Outgoing) -> int:
+        """Hand a message to the network thread; the packet id to recognise its answer by.
+
+        Raises LinkError when the connection is already gone. The message is then not kept.
+        """
+        properties = None
+        if self._version == "5":
+            properties = _properties(PacketTypes.PUBLISH)
+            properties.ContentType = "application/json"
+            properties.PayloadFormatIndicator = 1
+            properties.UserProperty = list(message.properties)
+            if message.expiry_s is not None:
+                properties.MessageExpiryInterval = message.expiry_s
+        info = self._client.publish(
+            message.topic, message.body, message.qos, message.retain, properties
+        )
+        if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            raise LinkError("the connection to the broker is gone", got=info.rc.name)
+        return info.mid
+
+    @property
+    def alive(self) -> bool:
+        """Whether paho believes in the connection and its network thread still runs."""
+        return self._client.is_connected() and self._thread.is_alive()
+
+    def close(self) -> None:
+        """Send DISCONNECT, so that the broker forgets the will, and end."""
+        self._client.disconnect()
+        self._thread.join(1.0)
+        _end(self._client, self._thread)
+
+    def drop(self) -> None:
+        """End without DISCONNECT: the broker publishes the will after its delay."""
+        _end(self._client, self._thread)
+
+
+@dataclass(frozen=True)
+class _Accepted:
+    session_present: bool
+    receive_maximum: int = WINDOW
+    maximum_packet_bytes: int | None = None
+
+
+def connect(config: MqttConfig, will: Outgoing, emit: Emit) -> Link:
+    """Connect and wait for the broker's consent, 5 s at most for each of the two.
+
+    Raises LinkError with what to do when the broker cannot be reached or refuses.
+    """
+    where = f"{config.host}:{config.port}"
+    client = _client(config, will)
+    answered: list[_Accepted | LinkError] = []
+    ready = threading.Event()
+
+    def on_connect(
+        _: mqtt.Client, __: Any, flags: mqtt.ConnectFlags, reason: ReasonCode,
+        properties: Properties | None,
+    ) -> None:  # fmt: skip
+        if reason.is_failure:
+            answered.append(_refused(where, reason, config))
+        else:
+            answered.append(
+                _Accepted(
+                    flags.session_present,
+                    getattr(properties, "ReceiveMaximum", WINDOW),
+                    getattr(properties, "MaximumPacketSize", None),
+                )
+            )
+        ready.set()
+
+    def on_disconnect(
+        _: mqtt.Client, __: Any, flags: mqtt.DisconnectFlags, reason: ReasonCode, ___: Any
+    ) -> None:
+        by_broker = flags.is_disconnect_packet_from_server
+        text = f"{'broker' if by_broker else 'network'}: {reason}"
+        if not answered:
+            answered.append(_unreached(where, f"{text} instead of an answer to CONNECT"))
+            ready.set()
+        emit(Down(reason.value if by_broker else None, text))
+
+    def on_publish(_: mqtt.Client, __: Any, packet: int, reason: ReasonCode, ___: Any) -> None:
+        emit(Acknowledged(packet, reason.value, str(reason)))
+
+    client.on_connect = on_connect
+    client.on_disconnect = on_disconnect
+    client.on_publish = on_publish
+    try:
+        if config.version == "5":
+            properties = _properties(PacketTypes.CONNECT)
+            properties.SessionExpiryInterval = SESSION_EXPIRY_S
+            properties.ReceiveMaximum = WINDOW
+            client.connect(
+                config.host, config.port, config.keepalive_s,
+                clean_start=False, properties=properties,
+            )  # fmt: skip
+        else:
+            client.connect(config.host, config.port, config.keepalive_s)
+    except (OSError, ValueError) as error:
+        raise _unreached(where, error) from error
+    threads = set(threading.enumerate())
+    client.loop_start()
+    thread = next(
+        (item for item in threading.enumerate() if item not in threads and "paho" in item.name),
+        threading.Thread(),
+    )
+    if not ready.wait(CONNECT_TIMEOUT_S):
+        answered.append(
+            LinkError(
+                "the broker does not answer CONNECT",
+                which=where,
+                expected=f"an answer in {CONNECT_TIMEOUT_S:g} s",
+                action="check that this is an MQTT port and that the broker knows MQTT"
+                f" {config.version}; a broker without MQTT 5 needs mqtt.version: '3.1.1'",
+            )
+        )
+    answer = answered[0]
+    if isinstance(answer, LinkError):
+        _end(client, thread)
+        raise answer
+    return Link(client, thread, config.version, answer)
+
+
+def _properties(packet_type: int) -> Properties:
+    return Properties(packet_type)  # type: ignore[no-untyped-call]
+
+
+def _client(config: MqttConfig, will: Outgoing) -> mqtt.Client:
+    protocol = mqtt.MQTTv5 if config.version == "5" else mqtt.MQTTv311
+    client = mqtt.Client(
+        CallbackAPIVersion.VERSION2,
+        config.station,
+        clean_session=None if config.version == "5" else False,
+        protocol=protocol,
+        reconnect_on_failure=False,
+    )
+    client.max_inflight_messages_set(WINDOW)
+    client.connect_timeout = CONNECT_TIMEOUT_S
+    if config.username is not None:
+        client.username_pw_set(config.username, password_of(config))
+    if config.tls:
+        client.tls_set_context(tls_context(config))
+    properties = None
+    if config.version == "5":
+        properties = _properties(PacketTypes.WILLMESSAGE)
+        properties.WillDelayInterval = WILL_DELAY_S
+        properties.ContentType = "application/json"
+        properties.PayloadFormatIndicator = 1
+    client.will_set(will.topic, will.body, will.qos, will.retain, properties)
+    return client
+
+
+def password_of(config: MqttConfig) -> str | None:
+    """The content of the password file without its line end."""
+    if config.password_file is None:
+        return None
+    try:
+        return config.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LinkError(
+            "the password file cannot be read", which=config.password_file, got=error
+        ) from error
+
+
+def tls_context(config: MqttConfig) -> ssl.SSLContext:
+    """Certificate and host name are checked; TLS 1.2 at least."""
+    try:
+        context = ssl.create_default_context(cafile=config.tls_ca)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if config.tls_cert is not None and config.tls_key is not None:
+            context.load_cert_chain(config.tls_cert, config.tls_key)
+    except OSError as error:
+        raise LinkError(
+            "the TLS certificates cannot be loaded",
+            which=f"ca {config.tls_ca}, cert {config.tls_cert}, key {config.tls_key}",
+            got=error,
+        ) from error
+    return context
+
+
+def _refused(where: str, reason: ReasonCode, config: MqttConfig) -> LinkError:
+    action = "check the user name, the password and the broker's access rules"
+    if reason.value == UNSUPPORTED_VERSION:
+        action = "the broker has no MQTT 5: set mqtt.version to '3.1.1' if it must be used"
+    return LinkError(
+        "the broker refuses the station",
+        which=f"{where}, client id {config.station}",
+        got=reason,
+        action=action,
+    )
+
+
+def _unreached(where: str, error: object) -> LinkError:
+    return LinkError("no connection to the broker", which=where, got=error)
+
+
+def _end(client: mqtt.Client, thread: threading.Thread) -> None:
+    """Shut the socket, so that the network thread ends whatever it waits for, and wait for it.
+
+    paho's own `loop_stop` would wait for messages that are never going to be answered.
+    """
+    connection = client.socket()
+    if isinstance(connection, socket.socket):
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            log.debug("mqtt: the socket was closed already")
+    if thread.ident is not None:
+        thread.join(3.0)
+    if thread.is_alive():
+        log.error("mqtt: the network thread of an ended connection does not stop")
+    else:
+        client.loop_stop()

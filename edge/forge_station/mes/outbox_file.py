@@ -1,0 +1,253 @@
+"""The SQLite file of the outbox: tables, lock, opening, check, quarantine, ballast; its rows.
+
+It does not read or write rows; `outbox` does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import sqlite3
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from forge_station.errors import OutboxError
+
+log = logging.getLogger(__name__)
+
+PAGE_BYTES = 4096
+CHECK_LIMIT_S = 2.0
+"""A large file is checked for this long at the start, then used."""
+
+_TABLES = """
+create table if not exists meta(key text primary key, value text not null) without rowid;
+create table if not exists streams(name text primary key, last integer not null) without rowid;
+create table if not exists outbox(
+    seq integer primary key autoincrement, id text not null unique, stream text not null,
+    stream_seq integer not null, topic text not null, body blob not null,
+    created_utc text not null, created_mono real not null, boot_id text not null,
+    state text not null default 'pending', tries integer not null default 0,
+    last_reason integer, acked_utc real);
+create index if not exists pending_rows on outbox(stream, seq) where state = 'pending';
+create index if not exists acked_rows on outbox(acked_utc) where state = 'acked';
+create table if not exists dead(
+    seq integer primary key, id text not null unique, stream text not null,
+    stream_seq integer not null, topic text not null, body blob not null,
+    created_utc text not null, created_mono real not null, boot_id text not null,
+    tries integer not null, last_reason integer, died_utc text not null);
+"""
+
+
+class OutboxFull(OutboxError):
+    """No room for another row: the quota or the disk is used up. What was committed is intact."""
+
+    code = "OUTBOX_FULL"
+
+
+class OutboxInUse(OutboxError):
+    """Another process has the outbox open; two would publish under one name."""
+
+    code = "OUTBOX_IN_USE"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One message to send. `seq` is unique in the station, `stream_seq` counts 1, 2, 3 without
+    holes inside its stream, so that a consumer of one stream sees what it missed."""
+
+    seq: int
+    id: str
+    stream: str
+    stream_seq: int
+    topic: str
+    body: bytes
+    created_utc: str
+    boot_id: str
+    tries: int
+    """Times that the broker has answered."""
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A row that the broker refused for good, with the MQTT reason code."""
+
+    seq: int
+    id: str
+    stream: str
+    topic: str
+    body: bytes
+    reason: int | None
+    tries: int
+    died_utc: str
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows to send, rows confirmed and still kept, rows refused; size and age of the backlog."""
+
+    pending: int
+    acked: int
+    dead: int
+    bytes: int
+    """Of the database file with its write-ahead log."""
+    oldest_pending_utc: str | None
+
+
+def take_lock(path: Path) -> int:
+    """A file descriptor that holds the lock until it is closed or the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(_beside(path, ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise OutboxInUse(
+            "the outbox is open in another process",
+            which=path,
+            action="stop the other station process, or give this one its own outbox",
+        ) from error
+    return handle
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The writer's connection; where a damaged file was moved to, if there was one."""
+
+    db: sqlite3.Connection
+    quarantined: Path | None
+
+
+def open_file(path: Path, max_pages: int) -> Opened:
+    """Open or create the file. A damaged one is moved aside, never deleted, and a new one begun."""
+    try:
+        return Opened(_open(path, max_pages), None)
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError) or not path.exists():
+            raise
+        stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%f")
+        aside = _beside(path, f".damaged-{stamp}")
+        for suffix in ("-wal", "-shm", ""):
+            source = _beside(path, suffix)
+            if source.exists():
+                source.rename(_beside(aside, suffix))
+        log.error("outbox %s is damaged (%s): moved to %s, a new one is begun", path, error, aside)
+        return Opened(_open(path, max_pages), aside)
+
+
+def connect(path: Path, max_pages: int) -> sqlite3.Connection:
+    """A connection in autocommit mode, usable from any thread."""
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+    try:
+        db.execute("pragma auto_vacuum=incremental")
+        db.execute("pragma journal_mode=wal")
+        db.execute("pragma synchronous=full")
+        db.execute(f"pragma max_page_count={max_pages}")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def size_bytes(path: Path) -> int:
+    """Of the file with its write-ahead log."""
+    return sum(item.stat().st_size for item in (path, _beside(path, "-wal")) if item.exists())
+
+
+def machine_boot() -> str:
+    """The kernel's id of this boot of the machine: it tells a crash from a power cut."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def translated(error: sqlite3.Error, path: Path) -> OutboxError:
+    """The station's error for SQLite's."""
+    text = str(error)
+    if "is full" in text:
+        return OutboxFull(
+            "the outbox is full",
+            which=path,
+            got=text,
+            action="connect the MES so that it drains, free the disk, or raise the quota;"
+            " committed results are intact",
+        )
+    return OutboxError(
+        "the outbox cannot be written", which=path, got=text, action="check the disk"
+    )
+
+
+class Ballast:
+    """Disk space set aside, given up when other programs have filled the disk.
+
+    Without it a full disk could not even be relieved: deleting rows needs room in the log.
+    """
+
+    def __init__(self, outbox: Path, size: int) -> None:
+        self._path = _beside(outbox, ".ballast")
+        self._size = size
+
+    def make(self) -> None:
+        """Set it aside, unless it is there or the disk has not four times as much free."""
+        if not self._size or self._path.exists():
+            return
+        try:
+            if shutil.disk_usage(self._path.parent).free < 4 * self._size:
+                return
+            handle = os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600)
+            try:
+                os.posix_fallocate(handle, 0, self._size)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            log.warning("outbox: no ballast of %d bytes at %s: %s", self._size, self._path, error)
+
+    def release(self) -> bool:
+        """Give it up; False when there is none."""
+        if not self._path.exists():
+            return False
+        log.error("outbox: the disk is full, the ballast %s is released", self._path)
+        self._path.unlink()
+        return True
+
+
+def _open(path: Path, max_pages: int) -> sqlite3.Connection:
+    created = not path.exists()
+    db = connect(path, max_pages)
+    try:
+        _quick_check(db)
+        db.executescript(_TABLES)
+        db.execute("insert or ignore into meta values ('epoch', ?)", (secrets.token_hex(4),))
+    except sqlite3.Error:
+        db.close()
+        raise
+    if created:
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    return db
+
+
+def _quick_check(db: sqlite3.Connection) -> None:
+    """Raise DatabaseError for a damaged file."""
+    deadline = time.monotonic() + CHECK_LIMIT_S
+    db.set_progress_handler(lambda: int(time.monotonic() > deadline), 10_000)
+    try:
+        (answer,) = db.execute("pragma quick_check(1)").fetchone()
+        if answer != "ok":
+            raise sqlite3.DatabaseError(answer)
+    except sqlite3.OperationalError as error:
+        if "interrupted" not in str(error):
+            raise
+        log.info("outbox: the file is large, it was checked in part only")
+    finally:
+        db.set_progress_handler(None, 0)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)

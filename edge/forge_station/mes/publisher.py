@@ -1,0 +1,540 @@
+"""Sends the outbox to the broker and keeps the station's retained status there.
+
+It knows the outbox and the link, not paho and not SQLite, nor what a verdict is.
+
+One thread does everything: it connects, keeps at most a window of messages on their way, matches
+the broker's answers and tells the outbox. A row leaves the backlog only on PUBACK with reason 0.
+* 0x10, no matching subscribers: nobody got it. It stays; its stream waits, then asks with one row.
+* 0x97, quota exceeded: the same.
+* any other code from 0x80: to the dead letters, with an alarm.
+* the connection ends: what was on its way is sent again, with the same id.
+* the broker comes back without its memory: so is what it confirmed in the last seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol
+
+from forge_station.errors import LinkError, OutboxError
+from forge_station.mes import link as mqtt_link
+from forge_station.mes import payloads
+from forge_station.mes.link import Acknowledged, Down, Emit, Event, Outgoing
+from forge_station.mes.outbox import Outbox, OutboxFull, Row
+from forge_station.mes.stamp import stamped
+from forge_station.mes.suspicion import Suspicion
+from forge_station.mes.topics import STATUSES, STREAMS, TOPICS, MqttConfig, topic_of
+
+log = logging.getLogger(__name__)
+
+NO_SUBSCRIBERS = 0x10
+QUOTA_EXCEEDED = 0x97
+TOPIC_INVALID = 0x90
+PACKET_TOO_LARGE = 0x95
+FORMAT_INVALID = 0x99
+REFUSED_FROM = 0x80
+
+FETCH_ROWS = 256
+RECONNECT_S = (1.0, 30.0)
+"""Longest wait before the first and before any later attempt; at least half of it is waited."""
+TAKEN_OVER_S = 60.0
+LASTING_S = 10.0
+NO_CONSUMER_S = (1.0, 30.0)
+
+
+class Connection(Protocol):
+    """What the publisher needs of `link.Link`."""
+
+    session_present: bool
+    window: int
+    maximum_packet_bytes: int | None
+
+    def publish(self, message: Outgoing) -> int: ...
+    @property
+    def alive(self) -> bool: ...
+    def close(self) -> None: ...
+    def drop(self) -> None: ...
+
+
+Connect = Callable[[MqttConfig, Outgoing, Emit], Connection]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How patient the publisher is, in seconds."""
+
+    stall_s: float | None = None
+    """Nothing confirmed for so long with messages on their way: reconnect. None: 2 keepalives."""
+    settle_s: float = 2.0
+    """Wait after a reconnect to a broker without memory, so that consumers are back as well."""
+    resend_s: float = 10.0
+    """What such a broker had confirmed in the last so many seconds is sent again; 0: nothing."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Since the start of this publisher. `waiting_for_consumer`: streams nobody subscribes to."""
+
+    connected: bool
+    published: int
+    acked: int
+    held: int
+    dead: int
+    in_flight: int
+    connects: int
+    window: int
+    waiting_for_consumer: tuple[str, ...]
+    last_error: str | None
+
+
+@dataclass
+class _Lane:
+    """Where sending stands in one stream."""
+
+    cursor: int = 0
+    rows: deque[Row] = field(default_factory=deque)
+    in_flight: int = 0
+    rewind: bool = False
+    """Start again from the oldest unconfirmed row, once nothing is on its way."""
+    retry_at: float = 0.0
+    delay_s: float = 0.0
+    probing: bool = False
+    """Nobody took the last row: ask with a single one."""
+
+
+@dataclass(frozen=True)
+class _Sent:
+    row: Row | None
+    status: str | None
+    at: float
+
+
+class Publisher:
+    """A context manager: `with Publisher(outbox, config):` sends until the block ends.
+
+    It starts without a broker and waits for one. `birth` are further fields of the retained birth
+    message (model, capabilities). `put` into the outbox at any time, `start` is idempotent.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        config: MqttConfig,
+        *,
+        birth: Mapping[str, Any] | None = None,
+        timing: Timing | None = None,
+        connect: Connect = mqtt_link.connect,
+    ) -> None:
+        self._outbox = outbox
+        self._config = config
+        self._birth = dict(birth or {})
+        self._timing = timing or Timing()
+        self._connect = connect
+        self._events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._statuses: dict[str, Mapping[str, Any]] = {}
+        self._unsent: dict[str, None] = {}
+        self._generation = 0
+        self._lanes: dict[str, _Lane] = {}
+        self._in_flight: dict[int, _Sent] = {}
+        self._window = 0
+        self._connected = False
+        self._connects = 0
+        self._published = self._acked = self._held = self._dead = 0
+        self._last_error: str | None = None
+        self._progress_at = 0.0
+        self._answers = 0
+        self._settled_at = 0.0
+        self._suspicion = Suspicion()
+        self._alarmed: set[int] = set()
+        self._rewinds = outbox.rewinds
+
+    def __enter__(self) -> Publisher:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Begin to send. Returns at once, whether or not there is a broker."""
+        if self._thread is None:
+            self._unsubscribe = self._outbox.on_commit(lambda: self._events.put(None))
+            self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Say OFFLINE and end; what is not sent stays in the outbox. May be called twice."""
+        if self._thread is not None and not self._stop.is_set():
+            self._stop.set()
+            self._events.put(None)
+            self._thread.join()
+            self._unsubscribe()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until the broker has confirmed every row; False when it has not in time."""
+        deadline = time.monotonic() + timeout_s
+        while self._outbox.pending:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def set_status(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Publish a retained status (`state`, `last`), now or on the next connect: newest only.
+
+        Raises ContractError when the fields break the schema of that status.
+        """
+        payloads.status_body(name, self._config.root, fields)
+        with self._lock:
+            self._statuses[name] = dict(fields)
+            self._unsent[name] = None
+        self._events.put(None)
+
+    def stats(self) -> Stats:
+        """Counts and state, for the health message and the operator."""
+        with self._lock:
+            return Stats(
+                connected=self._connected,
+                published=self._published,
+                acked=self._acked,
+                held=self._held,
+                dead=self._dead,
+                in_flight=len(self._in_flight),
+                connects=self._connects,
+                window=self._window,
+                waiting_for_consumer=tuple(
+                    name for name, lane in self._lanes.items() if lane.delay_s
+                ),
+                last_error=self._last_error,
+            )
+
+    # The one thread
+
+    def _run(self) -> None:
+        first_s, longest_s = RECONNECT_S
+        delay_s = first_s
+        while not self._stop.is_set():
+            self._answers = 0
+            began = time.monotonic()
+            down = self._connection()
+            if down is not None and (self._answers or time.monotonic() - began > LASTING_S):
+                delay_s = first_s
+            wait_s = delay_s
+            if down is not None and down.reason == mqtt_link.TAKEN_OVER:
+                wait_s = TAKEN_OVER_S
+                log.error(
+                    "mqtt: another client uses the id %s and has taken the connection over:"
+                    " two stations must not have the same mqtt.station",
+                    self._config.station,
+                )
+            elif not self._suspicion.active:
+                delay_s = min(longest_s, delay_s * 2)
+            self._stop.wait(random.uniform(wait_s / 2, wait_s))
+
+    def _connection(self) -> Down | None:
+        """Connect and serve until the connection ends. None: it did not come about."""
+        self._generation += 1
+        generation = self._generation
+        try:
+            link = self._connect(
+                self._config,
+                self._conn("CONNECTIONBROKEN"),
+                lambda event: self._events.put((generation, event)),
+            )
+        except LinkError as error:
+            if str(error) != self._last_error:
+                log.warning("mqtt: %s", error)
+            self._last_error = str(error)
+            return None
+        log.info("mqtt: connected to %s:%d", self._config.host, self._config.port)
+        try:
+            self._begin(link)
+            down = self._serve(link)
+        except (LinkError, OutboxError) as error:
+            down = Down(None, str(error))
+        with self._lock:
+            self._connected = False
+        if down is None:
+            self._say_offline(link)
+            link.close()
+        else:
+            self._last_error = down.text
+            log.warning("mqtt: the connection has ended: %s", down.text)
+            link.drop()
+            self._judge_end()
+        with self._lock:
+            self._in_flight.clear()
+        return down
+
+    def _begin(self, link: Connection) -> None:
+        """A new connection: nothing is on its way, every lane starts from its oldest row."""
+        now = time.monotonic()
+        lost_memory = not link.session_present
+        if lost_memory and self._timing.resend_s:
+            try:
+                again = self._outbox.resend_recent(self._timing.resend_s)
+            except OutboxFull as error:
+                log.error("mqtt: recent rows cannot be sent again: %s", error)
+            else:
+                log.info("mqtt: the broker has no memory of us, %d rows are sent again", again)
+        hold = self._timing.settle_s if lost_memory and self._connects else 0.0
+        with self._lock:
+            self._rewinds = self._outbox.rewinds
+            self._in_flight.clear()
+            self._lanes = {name: _Lane(retry_at=now + hold) for name in self._lanes}
+            self._connected = True
+            self._connects += 1
+            self._window = link.window
+            self._last_error = None
+            self._unsent = {"birth": None, "conn": None, **dict.fromkeys(self._statuses)}
+            self._settled_at = now + hold
+        self._progress_at = now
+
+    def _serve(self, link: Connection) -> Down | None:
+        """Send and listen until the connection ends; None when the publisher is to stop."""
+        while not self._stop.is_set():
+            self._send_statuses(link)
+            self._send_rows(link)
+            for event in self._wait():
+                if isinstance(event, Down):
+                    return event
+                self._answered(event)
+            now = time.monotonic()
+            if not link.alive:
+                return Down(None, "the network thread has ended")
+            stall_s = self._timing.stall_s or 2.0 * self._config.keepalive_s
+            if self._in_flight and now - self._progress_at > stall_s:
+                return Down(None, f"nothing was confirmed for {stall_s:g} s")
+        return None
+
+    def _wait(self) -> list[Event]:
+        """The events of this connection; waits until something happened or is due."""
+        now = time.monotonic()
+        due = [lane.retry_at for lane in self._lanes.values() if lane.retry_at > now]
+        due.append(self._settled_at if self._settled_at > now else now + 1.0)
+        try:
+            found = [self._events.get(timeout=max(0.001, min(1.0, min(due) - now)))]
+            while True:
+                found.append(self._events.get_nowait())
+        except queue.Empty:
+            pass
+        return [item[1] for item in found if item is not None and item[0] == self._generation]
+
+    def _send_statuses(self, link: Connection) -> None:
+        while self._unsent and len(self._in_flight) < link.window:
+            with self._lock:
+                name = next(iter(self._unsent))
+                del self._unsent[name]
+            topic = TOPICS[name]
+            body = payloads.status_body(name, self._config.root, self._status(name))
+            self._publish(
+                link,
+                Outgoing(topic_of(self._config, name), body, topic.qos, topic.retain),
+                _Sent(None, name, time.monotonic()),
+            )
+
+    def _send_rows(self, link: Connection) -> None:
+        window = 1 if self._suspicion.active else link.window
+        now = time.monotonic()
+        if now < self._settled_at:
+            return
+        if self._rewinds != self._outbox.rewinds:
+            self._rewinds = self._outbox.rewinds
+            for lane in self._lanes.values():
+                lane.rewind = True
+        for stream in sorted(self._outbox.streams(), key=_urgency):
+            lane = self._lanes.setdefault(stream, _Lane())
+            while len(self._in_flight) < window:
+                row = self._next_row(stream, lane, now)
+                if row is None:
+                    break
+                self._send_row(link, lane, row)
+
+    def _next_row(self, stream: str, lane: _Lane, now: float) -> Row | None:
+        if now < lane.retry_at:
+            return None
+        if lane.rewind:
+            if lane.in_flight:
+                return None
+            lane.rewind, lane.cursor = False, 0
+            lane.rows.clear()
+        if lane.probing and lane.in_flight:
+            return None
+        if not lane.rows:
+            last = self._outbox.last_seq(stream)
+            if lane.cursor >= last:
+                return None
+            lane.rows.extend(self._outbox.fetch(stream, lane.cursor, FETCH_ROWS))
+            if not lane.rows:
+                lane.cursor = last
+                return None
+            lane.cursor = lane.rows[-1].seq
+        return lane.rows.popleft()
+
+    def _send_row(self, link: Connection, lane: _Lane, row: Row) -> None:
+        try:
+            body = stamped(
+                row.body,
+                id=row.id,
+                stream=row.stream,
+                epoch=self._outbox.epoch,
+                seq=row.seq,
+                streamSeq=row.stream_seq,
+                bootId=row.boot_id,
+            )
+        except ValueError as error:
+            self._bury(row, FORMAT_INVALID, str(error))
+            return
+        limit = link.maximum_packet_bytes
+        if limit is not None and len(body) + len(row.topic) + 400 > limit:
+            self._bury(row, PACKET_TOO_LARGE, f"{len(body)} bytes, the broker takes {limit}")
+            return
+        properties = (
+            ("id", row.id),
+            ("epoch", self._outbox.epoch),
+            ("seq", str(row.seq)),
+            ("type", f"forge-station.{row.stream}"),
+        )
+        lane.in_flight += 1
+        message = Outgoing(row.topic, body, properties=properties)
+        try:
+            self._publish(link, message, _Sent(row, None, time.monotonic()))
+        except ValueError as error:
+            lane.in_flight -= 1
+            self._bury(row, TOPIC_INVALID, str(error))
+
+    def _publish(self, link: Connection, message: Outgoing, sent: _Sent) -> None:
+        packet = link.publish(message)
+        with self._lock:
+            if not self._in_flight:
+                self._progress_at = sent.at
+            if message.qos:
+                self._in_flight[packet] = sent
+            self._published += sent.row is not None
+
+    def _answered(self, answer: Acknowledged) -> None:
+        with self._lock:
+            sent = self._in_flight.pop(answer.packet, None)
+        self._progress_at = time.monotonic()
+        if sent is None:
+            return
+        if sent.row is None:
+            if answer.reason >= REFUSED_FROM:
+                log.error("mqtt: the broker refuses status %s: %s", sent.status, answer.text)
+            return
+        lane = self._lanes[sent.row.stream]
+        lane.in_flight -= 1
+        self._answers += 1
+        self._suspicion.confirmed(sent.row.seq)
+        if answer.reason in (NO_SUBSCRIBERS, QUOTA_EXCEEDED):
+            self._hold(sent.row, lane, answer)
+        elif answer.reason >= REFUSED_FROM:
+            self._bury(sent.row, answer.reason, answer.text)
+        else:
+            self._outbox.mark(sent.row.seq, "acked", answer.reason)
+            self._acked += 1
+            self._alarmed.clear()
+            lane.probing, lane.delay_s = False, 0.0
+
+    def _hold(self, row: Row, lane: _Lane, answer: Acknowledged) -> None:
+        self._outbox.mark(row.seq, "held", answer.reason)
+        self._held += 1
+        if not lane.rewind:
+            if not lane.delay_s:
+                log.warning("mqtt: %s: stream %s waits, its rows are kept", answer.text, row.stream)
+            low, high = NO_CONSUMER_S
+            lane.delay_s = min(high, max(low, lane.delay_s * 2))
+            lane.retry_at = time.monotonic() + random.uniform(lane.delay_s / 2, lane.delay_s)
+            lane.rewind = lane.probing = True
+
+    def _bury(self, row: Row, reason: int, text: str) -> None:
+        """To the dead letters; one alarm for each reason until something is confirmed again."""
+        self._outbox.mark(row.seq, "dead", reason)
+        self._dead += 1
+        log.error(
+            "mqtt: seq %d (%s) is refused and moved to the dead letters: %s (0x%02x)",
+            row.seq, row.topic, text, reason,
+        )  # fmt: skip
+        if row.stream == "alarm" or reason in self._alarmed:
+            return
+        self._alarmed.add(reason)
+        alarm = payloads.alarm_message(
+            "DEAD_LETTER",
+            f"the broker refused a message of stream {row.stream}: {text}",
+            self._config.root,
+            severity=800,
+            params={"id": row.id, "seq": row.seq, "reason": reason},
+        )
+        try:
+            self._outbox.put(alarm.stream, topic_of(self._config, "alarm"), alarm.body, alarm.id)
+        except OutboxError as error:
+            log.error("mqtt: the alarm could not be stored: %s", error)
+
+    def _judge_end(self) -> None:
+        """Bury the row that keeps ending connections, if this end gave it away."""
+        rows = {sent.row.seq: sent for sent in self._in_flight.values() if sent.row is not None}
+        now = time.monotonic()
+        ages_s = {seq: now - sent.at for seq, sent in rows.items()}
+        guilty = self._suspicion.ended(ages_s, fruitful=self._answers > 0)
+        row = rows[guilty].row if guilty is not None else None
+        if row is not None:
+            text = "the broker ended the connection each time when it alone was on its way"
+            self._bury(row, PACKET_TOO_LARGE, text)
+
+    # Status
+
+    def _status(self, name: str) -> Mapping[str, Any]:
+        outbox = self._outbox
+        if name == "conn":
+            return {"state": "ONLINE", "bootId": outbox.boot_id, "epoch": outbox.epoch}
+        if name == "birth":
+            lowest, following = outbox.span()
+            return {
+                "bootId": outbox.boot_id,
+                "epoch": outbox.epoch,
+                "firstSeqHeld": lowest,
+                "nextSeq": following,
+                "schemas": [TOPICS[item].schema for item in (*STREAMS, *STATUSES)],
+                "previousShutdown": outbox.previous_shutdown,
+                **self._birth,
+            }
+        return self._statuses[name]
+
+    def _conn(self, state: str) -> Outgoing:
+        fields = {"state": state, "bootId": self._outbox.boot_id, "epoch": self._outbox.epoch}
+        body = payloads.status_body("conn", self._config.root, fields)
+        return Outgoing(topic_of(self._config, "conn"), body, 1, retain=True)
+
+    def _say_offline(self, link: Connection) -> None:
+        """The last word, and the answers to what is still on its way, one second at most."""
+        deadline = time.monotonic() + 1.0
+        try:
+            self._publish(link, self._conn("OFFLINE"), _Sent(None, "conn", time.monotonic()))
+        except LinkError as error:
+            log.warning("mqtt: OFFLINE could not be said: %s", error)
+            return
+        while self._in_flight and time.monotonic() < deadline:
+            for event in self._wait():
+                if isinstance(event, Down):
+                    return
+                self._answered(event)
+
+
+def _urgency(stream: str) -> int:
+    return STREAMS.index(stream) if stream in STREAMS else len(STREAMS)
