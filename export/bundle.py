@@ -28,8 +28,9 @@ from tqdm import tqdm
 from export import model_card
 from export.decoder import PREFIX, write_decoder
 from export.network import Network, read_network
-from export.quantize import BITS
+from export.quantize import PRECISIONS, storage
 from export.tensors import Checkpoint
+from export.vision import write_vision
 from forge_station.contract import CONTRACT_VERSION, spec
 from forge_station.contract.error import StationError
 from forge_station.contract.manifest import MANIFEST_NAME, FileEntry, Manifest
@@ -74,8 +75,8 @@ def write_bundle(
 
     `progress(what, steps)` is called after each piece of work; `steps_of` tells the total.
     """
-    if release.precision not in BITS:
-        raise InputError("precision", expected=", ".join(BITS), got=release.precision)
+    if release.precision not in PRECISIONS:
+        raise InputError("precision", expected=", ".join(PRECISIONS), got=release.precision)
     if out.exists() and not (replace and (out / MANIFEST_NAME).is_file()):
         raise InputError(
             "output folder exists",
@@ -112,7 +113,7 @@ def write_bundle(
 
 def steps_of(network: Network) -> int:
     """Pieces of work that `write_bundle` reports."""
-    return network.text.layers + 4
+    return network.text.layers + network.vision.depth + 2
 
 
 def _write_files(
@@ -122,14 +123,22 @@ def _write_files(
     release: Release,
     progress: Callable[[str, int], object],
 ) -> None:
-    from export.vision import write_vision  # torch and transformers load here, after the checks
-
-    decoder_bits, vision_bits = BITS[release.precision]
+    decoder_bits, vision_bits = PRECISIONS[release.precision]
+    vision, decoder = _weights(checkpoint, network)
     write_decoder(
-        checkpoint, network.text, folder / DECODER, decoder_bits, lambda: progress("decoder", 1)
+        checkpoint,
+        network.text,
+        folder / DECODER,
+        storage(decoder_bits, decoder),
+        lambda: progress("decoder", 1),
     )
-    write_vision(checkpoint, network.vision, folder / VISION, vision_bits)
-    progress("vision", 2)
+    write_vision(
+        checkpoint,
+        network.vision,
+        folder / VISION,
+        storage(vision_bits, vision),
+        lambda: progress("vision", 1),
+    )
     write_embed(checkpoint, network, folder / EMBED, np.float16 if decoder_bits else np.float32)
     shutil.copyfile(checkpoint.folder / TOKENIZER, folder / TOKENIZER)
     progress("embeddings", 1)
@@ -240,14 +249,9 @@ def _check_line(path: Path | None) -> str:
 def _check_space(folder: Path, checkpoint: Checkpoint, network: Network, precision: str) -> None:
     """Refuse early when the disk cannot hold the bundle (weights, table and a tenth more)."""
     folder = next(f for f in (folder, *folder.parents) if f.exists())
-    decoder_bits, vision_bits = BITS[precision]
+    decoder_bits, vision_bits = PRECISIONS[precision]
     table = network.text.vocab_size * network.text.hidden_size
-    vision = sum(
-        int(np.prod(checkpoint.shape(name)))
-        for name in checkpoint.names()
-        if name.startswith("model.visual.")
-    )
-    decoder = checkpoint.parameters - vision + (table if network.text.tied else 0)
+    vision, decoder = _weights(checkpoint, network)
     needed = decoder * _BYTES_PER_WEIGHT[decoder_bits] + vision * _BYTES_PER_WEIGHT[vision_bits]
     needed = 1.1 * (needed + table * (2 if decoder_bits else 4))
     free = shutil.disk_usage(folder).free
@@ -258,6 +262,14 @@ def _check_space(folder: Path, checkpoint: Checkpoint, network: Network, precisi
             expected=f"{needed / 1e6:.0f} MB",
             got=f"{free / 1e6:.0f} MB free",
         )
+
+
+def _weights(checkpoint: Checkpoint, network: Network) -> tuple[int, int]:
+    """Numbers of weights in (vision graph, decoder graph with lm_head)."""
+    counts = {name: int(np.prod(checkpoint.shape(name))) for name in checkpoint.names()}
+    vision = sum(count for name, count in counts.items() if name.startswith("model.visual."))
+    table = network.text.vocab_size * network.text.hidden_size
+    return vision, sum(counts.values()) - vision - (0 if network.text.tied else table)
 
 
 def _entry(path: Path) -> FileEntry:
@@ -274,7 +286,7 @@ def main() -> int:
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="folder training wrote")
     parser.add_argument("--out", type=Path, required=True, help="bundle folder to write")
-    parser.add_argument("--precision", choices=sorted(BITS), default="int8")
+    parser.add_argument("--precision", choices=sorted(PRECISIONS), default="int8")
     parser.add_argument("--line", type=Path, help="line.yaml to put into the bundle")
     parser.add_argument("--name", help="bundle name; default: name of the output folder")
     parser.add_argument("--version", default="0.1.0")

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 
 from export.graph import MICROSOFT, GraphWriter
 from export.network import TextNetwork
+from export.quantize import Storage
 from export.tensors import Checkpoint
 
 PREFIX = "model.language_model."
@@ -28,17 +29,18 @@ def write_decoder(
     checkpoint: Checkpoint,
     network: TextNetwork,
     path: Path,
-    bits: int,
+    storage: Storage,
     layer_done: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write `path` and `path`.data. `bits` 0 (float32), 8 or 4. Raises InputError on bad weights."""
-    with GraphWriter(path, bits) as writer:
+    """Write `path` and `path`.data; `layer_done` is called a layer. Raises InputError."""
+    with GraphWriter(path, storage) as writer:
         cos, sin = _angles(writer, network)
         ids = _row_numbers(writer)
         norm = writer.constant(
             "norm.0", _vector(checkpoint, network, f"{PREFIX}layers.0.input_layernorm.weight")
         )
-        stream = "inputs_embeds"
+        width = writer.constant("rows_shape", [-1, network.hidden_size])
+        stream = writer.op("Reshape", ["inputs_embeds", width])  # [S, H]: all layers are 2-D
         hidden = writer.op(
             "SimplifiedLayerNormalization",
             [stream, norm],
@@ -56,8 +58,7 @@ def write_decoder(
                 name = f"{PREFIX}layers.{layer + 1}.input_layernorm.weight"
             hidden, stream = _skip_norm(writer, checkpoint, network, name, stream, fed)
             layer_done()
-        index = writer.op("Unsqueeze", ["logit_positions", writer.constant("last_axis", [-1])])
-        picked = writer.op("GatherND", [hidden, index], batch_dims=1)
+        picked = writer.op("Gather", [hidden, "logit_positions"], axis=0)  # [1, K, H]
         head = checkpoint.read(
             f"{PREFIX}embed_tokens.weight" if network.tied else "lm_head.weight",
             (network.vocab_size, network.hidden_size),
@@ -67,7 +68,7 @@ def write_decoder(
 
 
 def _angles(writer: GraphWriter, network: TextNetwork) -> tuple[str, str]:
-    """cos and sin [S, D/2] of the three-part rotary embedding: positions [S, 3] x table [3, D/2]."""
+    """cos and sin [S, D/2] of the three-part rotary embedding: positions x table [3, D/2]."""
     half = network.head_dim // 2
     steps = np.arange(0, network.head_dim, 2, dtype=np.float32) / network.head_dim
     inverse = (1.0 / network.rope_theta**steps).astype(np.float32)
@@ -102,24 +103,29 @@ def _attention(
     """Self-attention of one layer with its projections; writes present.{layer}.*"""
     base, size = f"{PREFIX}layers.{layer}.self_attn.", network.head_dim
     wide, narrow = network.heads * size, network.kv_heads * size
-    scale = np.float32(size**-0.5)  # folded into the query weights
-    weights, biases = [], []
-    for part, rows, factor in (("q", wide, scale), ("k", narrow, 1), ("v", narrow, 1)):
-        name = f"{base}{part}_proj."
-        shape = (rows, network.hidden_size)
-        weights.append(checkpoint.read(f"{name}weight", shape) * np.float32(factor))
-        biases.append(checkpoint.read(f"{name}bias", (rows,)) * np.float32(factor))
-    joined = writer.linear(hidden, f"{base}qkv", np.concatenate(weights), np.concatenate(biases))
-    sizes = writer.constant("qkv_sizes", [wide, narrow, narrow])
-    query, key, value = (f"{base}{part}" for part in ("query", "key", "value"))
-    writer.op("Split", [joined, sizes], [query, key, value], axis=-1)
     ids, cos, sin = rotary
+    projected = {}
+    for part, rows in (("q", wide), ("k", narrow), ("v", narrow)):
+        name = f"{base}{part}_proj."
+        factor = np.float32(size**-0.5 if part == "q" else 1)  # the scale of the scores
+        weight = checkpoint.read(f"{name}weight", (rows, network.hidden_size)) * factor
+        bias = checkpoint.read(f"{name}bias", (rows,)) * factor
+        flat = writer.linear(hidden, f"{base}{part}", weight, bias)
+        shape = writer.constant(f"batch_shape_{rows}", [1, -1, rows])
+        projected[part] = writer.op("Reshape", [flat, shape])
     query = writer.op(
-        "RotaryEmbedding", [query, ids, cos, sin], domain=MICROSOFT, num_heads=network.heads
+        "RotaryEmbedding",
+        [projected["q"], ids, cos, sin],
+        domain=MICROSOFT,
+        num_heads=network.heads,
     )
     key = writer.op(
-        "RotaryEmbedding", [key, ids, cos, sin], domain=MICROSOFT, num_heads=network.kv_heads
+        "RotaryEmbedding",
+        [projected["k"], ids, cos, sin],
+        domain=MICROSOFT,
+        num_heads=network.kv_heads,
     )
+    value = projected["v"]
     shape = writer.constant("heads_shape", [0, 0, -1, size])
     heads = [
         writer.op("Transpose", [writer.op("Reshape", [x, shape])], perm=[0, 2, 1, 3])
@@ -145,7 +151,7 @@ def _attention(
     if grouped:
         back = writer.constant("ungroup_shape", [0, network.heads, -1, size])
         mixed = writer.op("Reshape", [mixed, back])
-    merge = writer.constant("merge_shape", [0, 0, network.hidden_size])
+    merge = writer.constant("merge_shape", [-1, wide])
     mixed = writer.op("Reshape", [writer.op("Transpose", [mixed], perm=[0, 2, 1, 3]), merge])
     output = checkpoint.read(f"{base}o_proj.weight", (network.hidden_size, wide))
     return writer.linear(mixed, f"{base}o_proj", output)
@@ -154,17 +160,17 @@ def _attention(
 def _feed_forward(
     writer: GraphWriter, checkpoint: Checkpoint, network: TextNetwork, layer: int, hidden: str
 ) -> str:
-    """silu(gate) * up, then down; gate and up in one product."""
+    """silu(gate) * up, then down."""
     base = f"{PREFIX}layers.{layer}.mlp."
     inner, outer = network.intermediate_size, network.hidden_size
-    pair = [checkpoint.read(f"{base}{n}_proj.weight", (inner, outer)) for n in ("gate", "up")]
-    joined = writer.linear(hidden, f"{base}gate_up", np.concatenate(pair))
-    gate, up = f"{base}gate", f"{base}up"
-    sizes = writer.constant("mlp_sizes", [inner, inner])
-    writer.op("Split", [joined, sizes], [gate, up], axis=-1)
-    silu = writer.op("Mul", [gate, writer.op("Sigmoid", [gate])])
-    down = checkpoint.read(f"{base}down_proj.weight", (outer, inner))
-    return writer.linear(writer.op("Mul", [silu, up]), f"{base}down_proj", down)
+
+    def product(source: str, name: str, shape: tuple[int, int]) -> str:
+        return writer.linear(source, f"{base}{name}", checkpoint.read(f"{base}{name}.weight", shape))
+
+    gate = product(hidden, "gate_proj", (inner, outer))
+    silu = writer.op("QuickGelu", [gate], domain=MICROSOFT, alpha=1.0)
+    up = product(hidden, "up_proj", (inner, outer))
+    return product(writer.op("Mul", [silu, up]), "down_proj", (outer, inner))
 
 
 def _skip_norm(

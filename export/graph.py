@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from export.quantize import BLOCK, quantize_blocks
+from export.quantize import BLOCK, Storage, block_of, quantize_blocks
 
 OPSET, IR_VERSION = 21, 10  # the newest that ONNX Runtime 1.23.2 (last for Python 3.10) loads
 MICROSOFT = "com.microsoft"
@@ -31,8 +31,8 @@ _ALIGN = 4096
 class GraphWriter:
     """Collects nodes; large constants are appended to `<path>.data` at once. A context manager."""
 
-    def __init__(self, path: Path, bits: int) -> None:
-        self.path, self.bits = path, bits
+    def __init__(self, path: Path, storage: Storage) -> None:
+        self.path, self.storage = path, storage
         self.data_path = path.with_name(path.name + ".data")
         self._file = self.data_path.open("wb")
         self._nodes: list[onnx.NodeProto] = []
@@ -90,31 +90,53 @@ class GraphWriter:
         name: str,
         weight: NDArray[np.float32],
         bias: NDArray[np.float32] | None = None,
+        *,
+        exact: bool = False,
     ) -> str:
-        """source [.., K] times weight [N, K] transposed, plus bias [N]; quantised to `bits`."""
+        """source [R, K] times weight [N, K] transposed, plus bias [N].
+
+        Stored as the writer's `storage` says, or in float32 when `exact`.
+        """
         rows, columns = weight.shape
-        if self.bits:
-            blocks = quantize_blocks(weight, self.bits)
-            inputs = [
-                source,
-                self.constant(f"{name}.values", blocks.values),
-                self.constant(f"{name}.scales", blocks.scales.reshape(-1)),
-            ]
+        if self.storage.bits and not exact and not self.storage.unpacked:
+            blocks = quantize_blocks(weight, self.storage.bits)
             result = self.op(
                 "MatMulNBits",
-                inputs,
+                [
+                    source,
+                    self.constant(f"{name}.values", blocks.values),
+                    self.constant(f"{name}.scales", blocks.scales.reshape(-1)),
+                ],
                 domain=MICROSOFT,
                 K=columns,
                 N=rows,
-                bits=self.bits,
+                bits=self.storage.bits,
                 block_size=BLOCK,
                 accuracy_level=4,
             )
+            if bias is None:
+                return result
+            return self.op("Add", [result, self.constant(f"{name}.bias", bias)])
+        if self.storage.bits and not exact:
+            table = self._unpacked(name, weight)
         else:
-            result = self.op("MatMul", [source, self.constant(f"{name}.weight", weight.T)])
+            table = self.constant(f"{name}.weight", weight.T)
         if bias is None:
-            return result
-        return self.op("Add", [result, self.constant(f"{name}.bias", bias)])
+            return self.op("MatMul", [source, table])
+        return self.op("Gemm", [source, table, self.constant(f"{name}.bias", bias)])
+
+    def _unpacked(self, name: str, weight: NDArray[np.float32]) -> str:
+        """int8 blocks on disk; ONNX Runtime folds this arithmetic into float32 when it loads."""
+        rows, columns = weight.shape
+        blocks = quantize_blocks(weight, self.storage.bits, block_of(columns))
+        count = blocks.scales.shape[1]
+        values = blocks.values.reshape(rows, columns).T.reshape(count, -1, rows)
+        stored = self.constant(f"{name}.values", values)
+        scales = self.constant(f"{name}.scales", blocks.scales.T.reshape(count, 1, rows))
+        centre = self.constant("centre", np.float32(1 << (self.storage.bits - 1)))
+        real = self.op("Sub", [self.op("Cast", [stored], to=TensorProto.FLOAT), centre])
+        shape = self.constant(f"{name}.shape", [columns, rows])
+        return self.op("Reshape", [self.op("Mul", [real, scales]), shape])
 
     def save(
         self,

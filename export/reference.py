@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from forge_station.vlm.packing import Contexts, pack
-from forge_station.vlm.preprocess import VisionGeometry, mrope_positions, patchify
+from forge_station.vlm.preprocess import VisionGeometry, mrope_positions, normalised_patches
 
 Image = NDArray[np.uint8]
 
@@ -105,7 +105,7 @@ class Reference:
     def _pixels(self, images: Sequence[Image]) -> tuple[torch.Tensor, torch.Tensor]:
         if not images:
             return torch.zeros(0, 0), torch.zeros(0, 3, dtype=torch.long)
-        pixels = np.concatenate([patchify(image, self.geometry) for image in images])
+        pixels = np.concatenate([normalised_patches(image, self.geometry) for image in images])
         grids = [(1, *self.geometry.grid(*image.shape[:2])) for image in images]
         return torch.from_numpy(pixels), torch.tensor(grids)
 

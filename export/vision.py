@@ -1,186 +1,241 @@
-"""The vision graph, exported by torch.onnx (dynamo) from a wrapper round the checkpoint's tower.
+"""The vision graph, written straight from safetensors block by block. No torch.
 
-    pixel_values f32 [B, L, 3 * temporal * patch^2] in the padded window layout, valid f32 [L],
+    pixel_values u8 [B, L, 3 * patch^2] in the padded window layout, valid f32 [L],
     pos_hw i64 [L, 2], out_index i64 [T] -> image_embeds f32 [B, T, H]
 
-The published forward loops over windows in Python and cannot be exported. Here the host lays the
-patches out in whole windows (`forge_station.vlm.preprocess.vision_layout`): window attention is a
-reshape, full attention one masked product, and `out_index` drops padding and restores the order.
-Any grid and any number of images of one size.
+The host lays the patches out in whole windows (`forge_station.vlm.preprocess.vision_layout`):
+window attention is a reshape, full attention one masked product, and `out_index` drops padding and
+restores the order. Any grid, any number of images of one size.
+
+A still image fills both temporal slices with the same pixels, so their weights are summed; colour
+normalisation is folded into the first product as well, so the host hands over bytes. `vision_torch`
+is the independent second implementation that tests compare with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-import onnx
-import torch
-from onnx import helper, numpy_helper
-from torch import Tensor, nn
-from torch.nn import functional
-from transformers import Qwen2_5_VLConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
-    Qwen2_5_VisionTransformerPretrainedModel,
-)
+import numpy as np
+from onnx import TensorProto, helper
 
-from export.graph import MICROSOFT
+from export.graph import MICROSOFT, GraphWriter
 from export.network import VisionNetwork
-from export.quantize import BLOCK, quantize_blocks
+from export.quantize import Storage
 from export.tensors import Checkpoint
+from forge_station.vlm.preprocess import CLIP_MEAN, CLIP_STD
 
 PREFIX = "model.visual."
-_OPSET = 18
-_INLINE_LIMIT = 1 << 30
-
-
-class WindowedTower(nn.Module):
-    """The tower over window-ordered patches; weights are shared with the given module."""
-
-    def __init__(
-        self, tower: Qwen2_5_VisionTransformerPretrainedModel, network: VisionNetwork
-    ) -> None:
-        super().__init__()
-        self.tower, self.slots = tower, network.geometry.slots
-        self.unit = network.geometry.merge**2
-        self.heads, self.size = network.heads, network.hidden_size // network.heads
-        self.full = frozenset(network.full_attention_blocks)
-        kernel = tower.patch_embed.proj.weight.detach()
-        self.register_buffer("patch_weight", kernel.reshape(network.hidden_size, -1).clone())
-        steps = torch.arange(0, self.size // 2, 2).float() / (self.size // 2)
-        self.register_buffer("inverse", 1.0 / network.rope_theta**steps)
-
-    def forward(self, pixel_values: Tensor, valid: Tensor, pos_hw: Tensor, out_index: Tensor):
-        batch, length, _ = pixel_values.shape
-        x = functional.linear(pixel_values, self.patch_weight)
-        angles = (pos_hw[..., None].float() * self.inverse).reshape(length, -1)
-        angles = torch.cat([angles, angles], -1)
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-        over_all = (valid - 1.0)[None, None, None] * 1e9
-        in_window = ((valid - 1.0) * 1e9).reshape(-1, 1, 1, self.slots).repeat(batch, 1, 1, 1)
-        for number, block in enumerate(self.tower.blocks):
-            qkv = block.attn.qkv(block.norm1(x)).reshape(batch, length, 3, self.heads, self.size)
-            query, key, value = qkv.unbind(2)
-            query = query * cos + self._rotated(query) * sin
-            key = key * cos + self._rotated(key) * sin
-            full = number in self.full
-            shape = (batch, length) if full else (-1, self.slots)
-            query, key, value = (
-                t.reshape(*shape, self.heads, self.size).transpose(1, 2)
-                for t in (query, key, value)
-            )
-            mixed = functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=over_all if full else in_window
-            )
-            x = x + block.attn.proj(mixed.transpose(1, 2).reshape(batch, length, -1))
-            x = x + block.mlp(block.norm2(x))
-        merged = self.tower.merger.ln_q(x).reshape(batch, length // self.unit, -1)
-        return self.tower.merger.mlp(merged)[:, out_index]
-
-    def _rotated(self, x: Tensor) -> Tensor:
-        half = self.size // 2
-        return torch.cat([-x[..., half:], x[..., :half]], -1)
-
-
-def load_tower(
-    checkpoint: Checkpoint, network: VisionNetwork
-) -> Qwen2_5_VisionTransformerPretrainedModel:
-    """Only the vision tensors, in float32, with the modules of transformers."""
-    config = Qwen2_5_VLConfig.from_pretrained(checkpoint.folder).vision_config
-    with torch.device("meta"):
-        tower = Qwen2_5_VisionTransformerPretrainedModel(config)
-    state = {
-        name: torch.from_numpy(checkpoint.read(PREFIX + name, tuple(tensor.shape)))
-        for name, tensor in tower.state_dict().items()
-    }
-    tower.load_state_dict(state, strict=True, assign=True)
-    return tower.eval()
+EPSILON = 1e-6
 
 
 def write_vision(
-    checkpoint: Checkpoint, network: VisionNetwork, path: Path, bits: int
+    checkpoint: Checkpoint,
+    network: VisionNetwork,
+    path: Path,
+    storage: Storage,
+    block_done: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write `path` (with `path`.data when large). `bits` 0 (float32) or 8. Raises InputError."""
-    wrapper = WindowedTower(load_tower(checkpoint, network), network).eval()
-    geometry = network.geometry
-    slots, unit = geometry.slots, geometry.merge**2
-    width = 3 * geometry.temporal * geometry.patch**2
-    length = slots * 6
-    # An example batch of 1 would be baked in as a constant.
-    example = (
-        torch.randn(2, length, width),
-        torch.ones(length),
-        torch.zeros(length, 2, dtype=torch.long),
-        torch.arange(length // unit - 3),
-    )
-    windows, batch, tokens = (torch.export.Dim(name) for name in ("windows", "batch", "tokens"))
-    dynamic = ({0: batch, 1: slots * windows}, {0: slots * windows}, {0: slots * windows}, {0: tokens})
-    with torch.no_grad():
-        program = torch.onnx.export(
-            wrapper,
-            example,
-            dynamo=True,
-            opset_version=_OPSET,
-            dynamic_shapes=dynamic,
-            input_names=["pixel_values", "valid", "pos_hw", "out_index"],
-            output_names=["image_embeds"],
-            optimize=True,
-            verbose=False,
-        )
-    model = program.model_proto
-    if bits:
-        quantize_matmuls(model, bits)
-    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    if size > _INLINE_LIMIT:
-        data = path.name + ".data"
-        onnx.save(model, path, save_as_external_data=True, location=data, size_threshold=1024)
-    else:
-        onnx.save(model, path)
-
-
-def quantize_matmuls(model: onnx.ModelProto, bits: int) -> int:
-    """Replace every MatMul / Gemm with a constant weight by MatMulNBits; returns how many."""
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    added: list[onnx.TensorProto] = []
-    nodes: list[onnx.NodeProto] = []
-    used: set[str] = set()
-    count = 0
-    for node in model.graph.node:
-        weight = constants.get(node.input[1]) if len(node.input) > 1 else None
-        if node.op_type not in ("MatMul", "Gemm") or weight is None or len(weight.dims) != 2:
-            nodes.append(node)
-            continue
-        array = numpy_helper.to_array(weight)
-        transposed = any(a.name == "transB" and a.i for a in node.attribute)
-        blocks = quantize_blocks(array if transposed else array.T.copy(), bits)
-        name = f"{weight.name}.{count}"
-        added.append(numpy_helper.from_array(blocks.values, f"{name}.values"))
-        added.append(numpy_helper.from_array(blocks.scales.reshape(-1), f"{name}.scales"))
-        bias = node.input[2] if len(node.input) > 2 else ""
-        product = f"{name}.product" if bias else node.output[0]
-        nodes.append(
-            helper.make_node(
-                "MatMulNBits",
-                [node.input[0], f"{name}.values", f"{name}.scales"],
-                [product],
-                name=f"{name}.nbits",
-                domain=MICROSOFT,
-                K=blocks.columns,
-                N=len(blocks.values),
-                bits=bits,
-                block_size=BLOCK,
-                accuracy_level=4,
+    """Write `path` and `path`.data; `block_done` is called a block. Raises InputError."""
+    with GraphWriter(path, storage) as writer:
+        shapes = _Shapes(writer, network)
+        stream = _patch_embed(writer, checkpoint, network)
+        norm = _vector(writer, checkpoint, network, "blocks.0.norm1.weight")
+        hidden = writer.op("SimplifiedLayerNormalization", [stream, norm], axis=-1, epsilon=EPSILON)
+        for number in range(network.depth):
+            block = f"blocks.{number}."
+            full = number in network.full_attention_blocks
+            mixed = _attention(writer, checkpoint, network, f"{block}attn.", hidden, shapes, full)
+            hidden, stream = _skip_norm(
+                writer, checkpoint, network, f"{block}norm2.weight", stream, mixed
             )
-        )
-        if bias:
-            nodes.append(helper.make_node("Add", [product, bias], [node.output[0]]))
-        count += 1
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    for node in nodes:
-        used.update(node.input)
-    kept = [tensor for tensor in model.graph.initializer if tensor.name in used]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept + added)
-    if MICROSOFT not in {entry.domain for entry in model.opset_import}:
-        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
-    return count
+            fed = _feed_forward(writer, checkpoint, network, f"{block}mlp.", hidden)
+            last = number + 1 == network.depth
+            name = "merger.ln_q.weight" if last else f"blocks.{number + 1}.norm1.weight"
+            hidden, stream = _skip_norm(writer, checkpoint, network, name, stream, fed)
+            block_done()
+        _merge(writer, checkpoint, network, hidden, shapes)
+        _save(writer, network)
+
+
+class _Shapes:
+    """Rotary tables, masks and shapes that all blocks share."""
+
+    def __init__(self, writer: GraphWriter, network: VisionNetwork) -> None:
+        slots, width = network.geometry.slots, network.hidden_size
+        size = width // network.heads
+        self.slots = writer.constant("slots_shape", [-1, slots, width])
+        self.flat = writer.constant("flat_shape", [-1, width])
+        first = writer.constant("index_zero", 0)
+        batch = writer.op("Gather", [writer.op("Shape", ["pixel_values"]), first])
+        length = writer.op("Gather", [writer.op("Shape", ["valid"]), first])
+        axis = writer.constant("axis_zero", [0])
+        self.batch = writer.op("Unsqueeze", [batch, axis])
+        ends = [writer.constant("shape_rest", [-1]), writer.constant("shape_width", [width])]
+        self.whole = writer.op("Concat", [self.batch, *ends], axis=0)
+        # Angles of row and column side by side: positions [L, 2] x table [2, size / 2].
+        half = size // 4
+        steps = np.arange(0, size // 2, 2, dtype=np.float32) / (size // 2)
+        inverse = (1.0 / network.rope_theta**steps).astype(np.float32)
+        table = np.zeros((2, 2 * half), np.float32)
+        table[0, :half] = table[1, half:] = inverse
+        place = writer.op("Cast", ["pos_hw"], to=TensorProto.FLOAT)
+        angles = writer.op("MatMul", [place, writer.constant("rotary_table", table)])
+        self.cos, self.sin = writer.op("Cos", [angles]), writer.op("Sin", [angles])
+        one = writer.constant("step_one", 1)
+        numbers = writer.op("Range", [first, length, one])
+        tile = writer.op("Concat", [self.batch, writer.constant("tile_one", [1])], axis=0)
+        rows = writer.op("Tile", [writer.op("Unsqueeze", [numbers, axis]), tile])
+        self.rows_whole = rows  # [B, L]: slot i takes row i of cos and sin
+        by_window = writer.constant("window_rows_shape", [-1, slots])
+        self.rows_window = writer.op("Reshape", [rows, by_window])
+        gap = writer.op("Sub", ["valid", writer.constant("one", np.float32(1))])
+        bias = writer.op("Mul", [gap, writer.constant("far", np.float32(1e9))])
+        mask = writer.constant("window_bias_shape", [-1, 1, 1, slots])
+        tile = writer.op("Concat", [self.batch, writer.constant("tile_ones", [1, 1, 1])], axis=0)
+        self.bias_window = writer.op("Tile", [writer.op("Reshape", [bias, mask]), tile])
+        self.bias_whole = writer.op("Reshape", [bias, writer.constant("bias_shape", [1, 1, 1, -1])])
+
+
+def _patch_embed(writer: GraphWriter, checkpoint: Checkpoint, network: VisionNetwork) -> str:
+    """Bytes [B, L, 3 * patch^2] -> [B * L, hidden]; normalisation folded into the weights."""
+    side, width = network.geometry.patch, network.hidden_size
+    kernel = checkpoint.read(
+        f"{PREFIX}patch_embed.proj.weight", (width, 3, network.geometry.temporal, side, side)
+    )
+    colour = kernel.sum(2, dtype=np.float64).reshape(width, 3, side * side)
+    std = CLIP_STD.astype(np.float64)[:, None]
+    weight = (colour / (255.0 * std)).reshape(width, -1).astype(np.float32)
+    bias = -(colour * (CLIP_MEAN.astype(np.float64)[:, None] / std)).sum((1, 2))
+    flat = writer.constant("pixels_shape", [-1, 3 * side * side])
+    pixels = writer.op("Reshape", ["pixel_values", flat])
+    pixels = writer.op("Cast", [pixels], to=TensorProto.FLOAT)
+    return writer.linear(pixels, "patch_embed", weight, bias.astype(np.float32), exact=True)
+
+
+def _attention(
+    writer: GraphWriter,
+    checkpoint: Checkpoint,
+    network: VisionNetwork,
+    base: str,
+    hidden: str,
+    shapes: _Shapes,
+    full: bool,
+) -> str:
+    """Attention inside windows, or over all patches of an image."""
+    width, heads = network.hidden_size, network.heads
+    size = width // heads
+    weight = checkpoint.read(f"{PREFIX}{base}qkv.weight", (3 * width, width))
+    bias = checkpoint.read(f"{PREFIX}{base}qkv.bias", (3 * width,))
+    shape = shapes.whole if full else shapes.slots
+    rows = shapes.rows_whole if full else shapes.rows_window
+    split = writer.constant("heads_shape", [0, 0, heads, size])
+    parts = []
+    for n, part in enumerate(("q", "k", "v")):
+        factor = np.float32(size**-0.5 if part == "q" else 1)
+        block = slice(n * width, (n + 1) * width)
+        flat = writer.linear(hidden, f"{base}{part}", weight[block] * factor, bias[block] * factor)
+        x = writer.op("Reshape", [flat, shape])
+        if part != "v":
+            x = writer.op(
+                "RotaryEmbedding",
+                [x, rows, shapes.cos, shapes.sin],
+                domain=MICROSOFT,
+                num_heads=heads,
+            )
+        order = [0, 2, 3, 1] if part == "k" else [0, 2, 1, 3]
+        parts.append(writer.op("Transpose", [writer.op("Reshape", [x, split])], perm=order))
+    query, key, value = parts
+    scores = writer.op("MatMul", [query, key])
+    bias_name = shapes.bias_whole if full else shapes.bias_window
+    shares = writer.op("Softmax", [writer.op("Add", [scores, bias_name])], axis=-1)
+    mixed = writer.op("Transpose", [writer.op("MatMul", [shares, value])], perm=[0, 2, 1, 3])
+    mixed = writer.op("Reshape", [mixed, shapes.flat])
+    return writer.linear(
+        mixed,
+        f"{base}proj",
+        checkpoint.read(f"{PREFIX}{base}proj.weight", (width, width)),
+        checkpoint.read(f"{PREFIX}{base}proj.bias", (width,)),
+    )
+
+
+def _feed_forward(
+    writer: GraphWriter, checkpoint: Checkpoint, network: VisionNetwork, base: str, hidden: str
+) -> str:
+    """silu(gate) * up, then down, all with a bias."""
+    inner, outer = network.intermediate_size, network.hidden_size
+
+    def product(source: str, name: str, shape: tuple[int, int]) -> str:
+        weight = checkpoint.read(f"{PREFIX}{base}{name}.weight", shape)
+        bias = checkpoint.read(f"{PREFIX}{base}{name}.bias", shape[:1])
+        return writer.linear(source, f"{base}{name}", weight, bias)
+
+    gate = product(hidden, "gate_proj", (inner, outer))
+    silu = writer.op("QuickGelu", [gate], domain=MICROSOFT, alpha=1.0)
+    up = product(hidden, "up_proj", (inner, outer))
+    return product(writer.op("Mul", [silu, up]), "down_proj", (outer, inner))
+
+
+def _merge(
+    writer: GraphWriter,
+    checkpoint: Checkpoint,
+    network: VisionNetwork,
+    hidden: str,
+    shapes: _Shapes,
+) -> None:
+    """Join merge x merge patches to a token, project, and put the tokens into reading order."""
+    joined = network.hidden_size * network.geometry.merge**2
+    rows = writer.op("Reshape", [hidden, writer.constant("merge_shape", [-1, joined])])
+    for number, width in ((0, joined), (2, network.out_hidden_size)):
+        name = f"merger.mlp.{number}"
+        weight = checkpoint.read(f"{PREFIX}{name}.weight", (width, joined))
+        bias = checkpoint.read(f"{PREFIX}{name}.bias", (width,))
+        rows = writer.linear(rows, name, weight, bias)
+        if number == 0:
+            rows = writer.op("Gelu", [rows])
+    ends = [writer.constant("out_rest", [-1]), writer.constant("out_width", [width])]
+    shape = writer.op("Concat", [shapes.batch, *ends], axis=0)
+    tokens = writer.op("Reshape", [rows, shape])
+    writer.op("Gather", [tokens, "out_index"], ["image_embeds"], axis=1)
+
+
+def _skip_norm(
+    writer: GraphWriter,
+    checkpoint: Checkpoint,
+    network: VisionNetwork,
+    name: str,
+    stream: str,
+    added: str,
+) -> tuple[str, str]:
+    """(normalised, new residual stream) of stream + added."""
+    weight = _vector(writer, checkpoint, network, name)
+    outputs = [f"{name}.out", "", "", f"{name}.stream"]
+    writer.op(
+        "SkipSimplifiedLayerNormalization",
+        [stream, added, weight],
+        outputs,
+        domain=MICROSOFT,
+        epsilon=EPSILON,
+    )
+    return outputs[0], outputs[3]
+
+
+def _vector(
+    writer: GraphWriter, checkpoint: Checkpoint, network: VisionNetwork, name: str
+) -> str:
+    return writer.constant(name, checkpoint.read(PREFIX + name, (network.hidden_size,)))
+
+
+def _save(writer: GraphWriter, network: VisionNetwork) -> None:
+    info = helper.make_tensor_value_info
+    writer.save(
+        "qwen2_5_vl_vision",
+        [
+            info("pixel_values", TensorProto.UINT8, ["batch", "slots", 3 * network.geometry.patch**2]),
+            info("valid", TensorProto.FLOAT, ["slots"]),
+            info("pos_hw", TensorProto.INT64, ["slots", 2]),
+            info("out_index", TensorProto.INT64, ["tokens"]),
+        ],
+        [info("image_embeds", TensorProto.FLOAT, ["batch", "tokens", network.out_hidden_size])],
+    )

@@ -1,8 +1,7 @@
 """Images and token ids -> the index and position inputs of the two graphs, numpy only.
 
 It knows the geometry of Qwen2.5-VL (patch, merge, window, mrope) and nothing of sessions or text.
-Preprocessing never depends on the values of an image. `patchify` equals the published image
-processor exactly at sizes that are multiples of patch * merge (no resampling here, on purpose).
+Preprocessing never depends on the values of an image, and there is no resampling, on purpose.
 """
 
 from __future__ import annotations
@@ -74,8 +73,11 @@ class VisionLayout:
     out_index: IntArray
 
 
-def patchify(rgb: NDArray[np.uint8], geometry: VisionGeometry) -> FloatArray:
-    """uint8 [H, W, 3] -> float32 [patches, 3 * temporal * patch^2], patches in merge order."""
+def patchify(rgb: NDArray[np.uint8], geometry: VisionGeometry) -> NDArray[np.uint8]:
+    """uint8 [H, W, 3] -> uint8 [patches, 3 * patch^2], patches in merge order.
+
+    Normalising is part of the vision graph; see `normalised_patches` for the published form.
+    """
     if rgb.ndim != 3 or rgb.shape[2] != 3 or rgb.dtype != np.uint8:
         raise ModelError(
             "not an image for the model",
@@ -84,12 +86,20 @@ def patchify(rgb: NDArray[np.uint8], geometry: VisionGeometry) -> FloatArray:
         )
     rows, columns = geometry.grid(rgb.shape[0], rgb.shape[1])
     merge, patch = geometry.merge, geometry.patch
-    pixels = (rgb.astype(np.float32) / np.float32(255.0) - CLIP_MEAN) / CLIP_STD
-    pixels = pixels.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+    pixels = rgb.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
     pixels = pixels.transpose(0, 3, 1, 4, 6, 2, 5)  # block row, block column, row, column, c, y, x
-    pixels = pixels.reshape(rows * columns, 3, 1, patch * patch)
-    shape = (rows * columns, 3, geometry.temporal, patch * patch)
-    return np.ascontiguousarray(np.broadcast_to(pixels, shape)).reshape(rows * columns, -1)
+    return np.ascontiguousarray(pixels).reshape(rows * columns, -1)
+
+
+def normalised_patches(rgb: NDArray[np.uint8], geometry: VisionGeometry) -> FloatArray:
+    """float32 [patches, 3 * temporal * patch^2]: what the published image processor gives.
+
+    Equal to it at sizes that are multiples of patch * merge. For torch, not for vision.onnx.
+    """
+    patches = patchify(rgb, geometry).reshape(-1, 3, 1, geometry.patch**2)
+    scaled = patches.astype(np.float32) / np.float32(255.0)
+    pixels = (scaled - CLIP_MEAN[:, None, None]) / CLIP_STD[:, None, None]
+    return np.repeat(pixels, geometry.temporal, axis=2).reshape(len(pixels), -1)
 
 
 @lru_cache(maxsize=32)
@@ -97,22 +107,22 @@ def vision_layout(rows: int, columns: int, geometry: VisionGeometry) -> VisionLa
     """Window layout of an image of rows x columns patches; windows at the rim are padded."""
     merge, unit = geometry.merge, geometry.merge**2
     high, wide = rows // merge, columns // merge
-    side = geometry.window // geometry.token_px
+    side: int = geometry.window // geometry.token_px
     cells = np.arange(high * wide, dtype=np.int64).reshape(high, wide)
     cells = np.pad(cells, ((0, -high % side), (0, -wide % side)), constant_values=-1)
     windows = cells.reshape(cells.shape[0] // side, side, cells.shape[1] // side, side)
     index = windows.transpose(0, 2, 1, 3).reshape(-1, side * side)
     order = np.argsort(index < 0, axis=1, kind="stable")  # real cells first inside a window
-    index = np.take_along_axis(index, order, 1).reshape(-1)
+    cell = np.take_along_axis(index, order, 1).reshape(-1)
     inner = np.arange(unit, dtype=np.int64)
-    valid = np.repeat(index >= 0, unit)
-    source = np.where(valid, (index[:, None] * unit + inner).reshape(-1), 0)
-    cell_row, cell_column = np.divmod(np.maximum(index, 0), wide)
+    valid = np.repeat(cell >= 0, unit)
+    source = np.where(valid, (cell[:, None] * unit + inner).reshape(-1), 0)
+    cell_row, cell_column = np.divmod(np.maximum(cell, 0), wide)
     row = (cell_row[:, None] * merge + inner // merge).reshape(-1)
     column = (cell_column[:, None] * merge + inner % merge).reshape(-1)
     out_index = np.empty(high * wide, np.int64)
-    slots = np.nonzero(index >= 0)[0]
-    out_index[index[slots]] = slots
+    slots = np.nonzero(cell >= 0)[0]
+    out_index[cell[slots]] = slots
     layout = VisionLayout(
         source, valid.astype(np.float32), np.stack([row, column], -1), out_index
     )
