@@ -8,6 +8,7 @@ from scipy.spatial import ConvexHull
 
 from forge_station.contract.catalogue import WORKPIECES, by_id, of_workpiece
 from forge_station.sim.fasteners import build
+from forge_station.sim.lathe import ring, skin
 from forge_station.sim.mesh import Mesh
 from forge_station.sim.rest_pose import RestPose, rest, rest_poses
 
@@ -83,6 +84,15 @@ def test_a_short_button_head_does_not_balance_on_its_dome() -> None:
     # found 2026-11-30: facets of the dome passed as poses of their own
     poses = rest_poses(build(by_id("button_head_screw M4x8")))
     assert not [pose for pose in poses if -0.95 < axis_up(pose) < -0.3]
+
+
+def test_a_head_heavy_screw_lies_although_its_centre_is_barely_over_the_support() -> None:
+    # found 2026-11-30 on a strangers' M16x25 mesh with a full head: only head-down was left
+    columns = 300
+    profile = [(0, 0), (12, 0), (12, 16), (7.8, 16), (7.8, 40), (7, 41), (0, 41)]
+    poses = rest_poses(skin([ring(columns, float(r), float(z)) for r, z in profile]))
+    lying = sum(pose.probability for pose in poses if abs(axis_up(pose)) < 0.3)
+    assert lying > 0.7
 
 
 def test_rest_puts_the_part_on_the_tray_with_any_yaw() -> None:

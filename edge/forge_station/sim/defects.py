@@ -70,7 +70,8 @@ def apply_defect(
     """Copy of `mesh`, RESTING in the tray frame, with one defect that a camera can see.
 
     The place is random surface seen from above or from 45 degrees elevation; places where the
-    defect comes out hidden are drawn again. The result rests on z = 0. ValueError for an unknown
+    defect comes out hidden are drawn again. The result is moved up or down so that its lowest z is
+    0, and not put down anew. ValueError for an unknown
     kind or a scale that is not positive.
     """
     if kind not in _MAKERS:

@@ -20,6 +20,8 @@ from forge_station.sim.mesh import Bools, Floats, Mesh
 
 #: tilt that a pose must survive, rad; 10 degrees
 MIN_TILT = float(np.radians(10.0))
+#: tilt that suffices where a part ends in this share of throws: there is no better pose then
+_LEAST_TILT, _USUAL = float(np.radians(3.0)), 0.35
 #: poses (all facets of equal height together) below this probability are dropped
 MIN_PROBABILITY = 0.04
 #: hull vertices this close to the tray, as a share of the centre's height, count as support
@@ -80,14 +82,17 @@ def _find(mesh: Mesh) -> tuple[RestPose, ...]:
     final = _roll(corners, normals, height, hull.neighbors)
     mass = np.bincount(final, weights=angle, minlength=len(final)) / angle.sum()
     outline = hull.points[hull.vertices]
+    size = float(np.ptp(outline, axis=0).max())
     found = np.flatnonzero(mass > 1e-6)
     found = found[np.argsort(-mass[found])]
-    size = float(np.ptp(outline, axis=0).max())
-    found = found[_likely(height[found], mass[found], size)]
-    stable = _survive(outline, normals[found], height[found])
+    found = found[_alike(height[found], mass[found], size) >= MIN_PROBABILITY]
+    tilt, rolls_on = _stability(outline, normals[found], height[found])
+    usual = _alike(height[found], mass[found], size) >= _USUAL
+    stable = ~rolls_on & ((tilt >= MIN_TILT) | (usual & (tilt >= _LEAST_TILT)))
     if stable.any():  # else a ball, or nothing but knife edges: keep what is there
         found = found[stable]
-        found = found[_likely(height[found], mass[found], size)]
+        share = mass[found] / mass[found].sum()
+        found = found[_alike(height[found], share, size) >= MIN_PROBABILITY]
     total = mass[found].sum()
     return tuple(RestPose(_down(normals[i]), float(mass[i] / total)) for i in found)
 
@@ -136,8 +141,12 @@ def _roll(
     return following
 
 
-def _survive(outline: Floats, normals: Floats, height: Floats) -> Bools:
-    """Whether the part, resting on the plane of each normal [N, 3], stays when tilted, bool [N]."""
+def _stability(outline: Floats, normals: Floats, height: Floats) -> tuple[Floats, Bools]:
+    """How the part stands on the plane of each normal [N, 3].
+
+    Returns the tilt, rad [N], at which its centre leaves the support, and whether it rolls on, bool
+    [N]: tilted by twice MIN_TILT its centre lies lower, as on a smooth dome made of facets.
+    """
     x, y = _planes(normals)
     up = outline @ normals.T
     east, north = outline @ x.T, outline @ y.T
@@ -149,20 +158,16 @@ def _survive(outline: Floats, normals: Floats, height: Floats) -> Bools:
         np.minimum(reach, np.where(contact, outward, -np.inf).max(axis=0), out=reach)
         lowest = (np.cos(2.0 * MIN_TILT) * up + np.sin(2.0 * MIN_TILT) * outward).max(axis=0)
         np.minimum(tilted, lowest, out=tilted)
-    # 1. the support reaches beyond the foot of the centre on all sides
-    # 2. tilted by twice that, the centre is not lower: a smooth dome would just roll on
-    stands = reach >= height * np.tan(MIN_TILT)
-    return np.asarray(stands & (tilted >= height * (1.0 - _ROLL)) & (height > 1e-9))
+    return np.arctan2(reach, height), np.asarray(tilted < height * (1.0 - _ROLL))
 
 
-def _likely(height: Floats, mass: Floats, size: float) -> Bools:
-    """Which facets belong to a pose of enough probability; equal height means the same pose."""
+def _alike(height: Floats, mass: Floats, size: float) -> Floats:
+    """Mass of all facets of about the same height as each: rotations of one and the same pose."""
     order = np.argsort(height)
     ladder, running = height[order], np.concatenate([[0.0], np.cumsum(mass[order])])
     first = np.searchsorted(ladder, height - 0.01 * size)
     last = np.searchsorted(ladder, height + 0.01 * size, side="right")
-    alike = running[last] - running[first]
-    return np.asarray(alike >= min(MIN_PROBABILITY * mass.sum(), alike.max()))
+    return np.asarray(running[last] - running[first])
 
 
 def _planes(normals: Floats) -> tuple[Floats, Floats]:
