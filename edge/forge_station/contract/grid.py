@@ -224,7 +224,7 @@ def _overlap(length: int) -> npt.NDArray[np.float64]:
     pixels, cells = np.arange(length), np.arange(SIDE)[:, None]
     end = np.minimum((pixels + 1) * SIDE, (cells + 1) * length)
     part = np.clip(end - np.maximum(pixels * SIDE, cells * length), 0, None)
-    return part.astype(np.float64)
+    return np.asarray(part, np.float64)
 
 
 def _shares(low: float, high: float) -> npt.NDArray[np.float64]:
