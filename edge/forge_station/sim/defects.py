@@ -71,8 +71,7 @@ def apply_defect(
 
     The place is random surface seen from above or from 45 degrees elevation; places where the
     defect comes out hidden are drawn again. The result is moved up or down so that its lowest z is
-    0, and not put down anew. ValueError for an unknown
-    kind or a scale that is not positive.
+    0, and not put down anew. ValueError for an unknown kind or a scale that is not positive.
     """
     if kind not in _MAKERS:
         raise ValueError(f"defect kind: expected one of {', '.join(DEFECTS)}, got {kind!r}")
