@@ -146,7 +146,8 @@ class _Reader:
         if origin is Literal:
             if any(data == item and type(data) is type(item) for item in arguments):
                 return data
-            return self.fault(path, _shown(data), _one_of(arguments))
+            quotes = " (put quotes around it)" if str(data) in arguments else ""
+            return self.fault(path, _shown(data), f"{_one_of(arguments)}{quotes}")
         if origin is tuple:
             return self.sequence(arguments, data, path)
         if isinstance(origin, type) and issubclass(origin, Mapping):

@@ -1,0 +1,232 @@
+"""Station and line files: the demo's load, and every wrong one ends in one clear message."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from pathlib import Path
+
+import pytest
+import yaml
+
+from forge_station import config
+from forge_station.contract.spec import LineSpec, Product, Rules
+from forge_station.errors import ConfigError, ContractError, StationError
+from forge_station.mes.topics import MqttConfig
+
+LINE = """
+line: l1
+products:
+  - {part_number: NUTS, kind: batch, checks: [workpiece], parts: {hex_nut M8: 4}}
+"""
+
+
+@pytest.fixture
+def station(tmp_path):
+    """Write a station file (changes: key -> value, None drops it) beside a good line file."""
+
+    def write(**changes: object) -> Path:
+        data: dict[str, object] = {
+            "line": "line.yaml",
+            "bundle": "bundle",
+            "scanner": {"driver": "sim"},
+            "outbox": "out/outbox.sqlite",
+            "evidence": "/var/evidence",
+            "mqtt": {"line": "l1"},
+        }
+        data.update(changes)
+        file = tmp_path / "station.yaml"
+        file.write_text(yaml.safe_dump({k: v for k, v in data.items() if v is not None}))
+        if not (tmp_path / "line.yaml").exists():
+            (tmp_path / "line.yaml").write_text(LINE)
+        return file
+
+    return write
+
+
+def problems(file: Path) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        config.load_station(file)
+    assert str(file) in str(caught.value), "the message names the file"
+    return [str(fault) for fault in caught.value.faults]
+
+
+def test_paths_resolve_against_the_file_not_the_working_directory(station, tmp_path, monkeypatch):
+    file = station()
+    monkeypatch.chdir("/")
+    loaded = config.load_station(file)
+    assert loaded.bundle == tmp_path / "bundle"
+    assert loaded.outbox == tmp_path / "out/outbox.sqlite"
+    assert loaded.evidence == Path("/var/evidence")
+    assert loaded.line.product("NUTS").pieces == 4
+
+
+def test_what_is_left_out_has_its_default(station):
+    loaded = config.load_station(station())
+    assert loaded.scanner == config.SimScanner("sim")
+    assert loaded.runtime == config.Runtime() and loaded.broker == "external"
+    assert loaded.thresholds == {} and loaded.station == "station"
+
+
+def test_the_driver_picks_the_scanners_keys(station, tmp_path):
+    loaded = config.load_station(station(scanner={"driver": "replay", "folder": "scans"}))
+    assert loaded.scanner == config.ReplayScanner("replay", tmp_path / "scans", "once")
+    assert problems(station(scanner={"driver": "sim", "folder": "scans"}))[0].startswith(
+        "scanner.folder: unknown key"
+    )
+    assert problems(station(scanner={"driver": "laser"})) == [
+        "scanner.driver: 'laser'; allowed: sim, replay"
+    ]
+    assert problems(station(scanner={"seed": 1})) == [
+        "scanner.driver: missing; allowed: sim, replay"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"colour": 1}, "colour: unknown key"),
+        ({"evidences": "x"}, "did you mean evidence?"),
+        ({"bundle": None}, "bundle: missing"),
+        ({"bundle": 5}, "bundle: 5; allowed: a path"),
+        ({"bundle": ""}, "bundle: ''; allowed: a path"),
+        ({"scanner": {"driver": "sim", "seed": -1}}, "scanner.seed: -1; allowed: at least 0"),
+        (
+            {"scanner": {"driver": "sim", "wrong_share": 2}},
+            "scanner.wrong_share: 2; allowed: 0.0 to 1.0",
+        ),
+        ({"scanner": {"driver": "sim", "exposures": [1, 0]}}, "scanner.exposures[1]: 0"),
+        ({"scanner": {"driver": "sim", "image_size": [640]}}, "scanner.image_size: 1 items"),
+        ({"scanner": {"driver": "replay"}}, "scanner.folder: missing"),
+        ({"mqtt": {"line": "l1", "port": 0}}, "mqtt.port: 0; allowed: 1 to 65535"),
+        ({"mqtt": {"line": "l1", "password": "secret"}}, "mqtt.password: unknown key"),
+        ({"mqtt": {"line": "l1", "site": "a/b"}}, "mqtt.site: 'a/b'"),
+        ({"mqtt": {"line": "l2"}}, "mqtt.line: l2; allowed: l1, as the line file says"),
+        ({"mqtt": {"line": "l1", "host": "mes.example"}}, "mqtt.tls"),
+        ({"broker": "mosquitto"}, "broker: 'mosquitto'; allowed: external, embedded, none"),
+        ({"thresholds": {"surface": "high"}}, "thresholds.surface: 'high'; allowed: a number"),
+        ({"runtime": {"threads": 0}}, "runtime.threads: 0; allowed: 1 to 256"),
+        ({"line": "absent.yaml"}, "No such file"),
+    ],
+)
+def test_a_wrong_key_is_named_with_what_is_allowed(station, changes, problem):
+    file = station(**changes)
+    with pytest.raises(ConfigError) as caught:
+        config.load_station(file)
+    assert problem in str(caught.value)
+
+
+def test_an_embedded_broker_listens_on_this_machine_only(station):
+    mqtt = {"line": "l1", "host": "10.0.0.5", "insecure": True}
+    assert problems(station(broker="embedded", mqtt=mqtt)) == [
+        "mqtt.host: 10.0.0.5; allowed: 127.0.0.1 with the embedded broker"
+    ]
+
+
+def test_problems_of_both_files_are_in_one_message(station, tmp_path):
+    (tmp_path / "line.yaml").write_text(
+        LINE.replace("hex_nut M8: 4", "hex_nut M7: 4") + "extra: 1\n"
+    )
+    found = problems(station(bundle=5, colour=1))
+    assert [item.split(": ")[0] for item in found] == ["colour", "line.yaml", "line.yaml", "bundle"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a table with the keys"),
+        ("- 1\n", "a table with the keys"),
+        ("line: [", "not valid YAML"),
+        ("line: a\nline: b\n", "key 'line' given twice, line 2"),
+        ("a: {b: 1, b: 2}\n", "key 'b' given twice"),
+        ("line: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
+        ("a: &x [1]\nb: *y\n", "not valid YAML"),
+        ("\x00", "not valid YAML"),
+    ],
+)
+def test_a_file_that_is_not_plain_yaml_is_refused(tmp_path, text, message):
+    file = tmp_path / "station.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        config.load_station(file)
+    assert message in str(caught.value) and str(file) in str(caught.value)
+
+
+def test_a_file_of_other_bytes_a_large_one_and_a_folder_are_refused(tmp_path):
+    file = tmp_path / "station.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        config.load_station(file)
+    file.write_bytes(b"#" * 1_000_001)
+    with pytest.raises(ConfigError, match="too large"):
+        config.load_station(file)
+    with pytest.raises(ConfigError, match="cannot read file"):
+        config.load_station(tmp_path)
+    with pytest.raises(ConfigError, match="No such file"):
+        config.load_station(tmp_path / "none.yaml")
+
+
+def test_yaml_merge_keys_are_no_duplicates(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("base: &b {x: 1}\nother: {<<: *b, x: 2}\n")
+    assert config.read_yaml(file) == {"base": {"x": 1}, "other": {"x": 2}}
+
+
+def test_a_config_error_is_a_contract_error_of_the_station(station):
+    with pytest.raises(StationError):
+        config.load_station(station(colour=1))
+    assert issubclass(ConfigError, ContractError)
+
+
+class TestDemo:
+    def test_its_files_load(self, repository):
+        loaded = config.load_station(repository / "station_config/demo/station.yaml")
+        assert loaded.broker == "embedded" and isinstance(loaded.scanner, config.SimScanner)
+        assert loaded.bundle == repository / "station_config/demo/bundle"
+        assert "out" in loaded.outbox.relative_to(repository).parts
+
+    def test_its_line_has_every_kind_and_every_check(self, repository):
+        line = config.load_line(repository / "station_config/demo/line.yaml")
+        assert {product.kind for product in line.products} == {"batch", "assembly", "single"}
+        checks = {check for product in line.products for check in product.checks}
+        assert checks == {"workpiece", "surface", "assembly"}
+
+
+def sections() -> list[type]:
+    return [
+        config.StationConfig,
+        config.SimScanner,
+        config.ReplayScanner,
+        config.Runtime,
+        MqttConfig,
+        LineSpec,
+        Product,
+        Rules,
+    ]
+
+
+@pytest.mark.parametrize("section", sections(), ids=lambda cls: cls.__name__)
+def test_the_reference_has_a_row_for_every_key_with_its_default(repository, section):
+    text = (repository / "station_config/README.md").read_text(encoding="utf-8")
+    begin = text.index(f"<!-- {section.__name__} -->")
+    table = text[begin : text.find("\n\n", text.index("|", begin))]
+    rows = {}
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| `"):
+            rows[cells[0].strip("`")] = cells
+    hints = typing.get_type_hints(section)
+    assert list(rows) == list(hints)
+    for field in dataclasses.fields(section):
+        default = rows[field.name][2]
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            assert default == "required", field.name
+        elif isinstance(field.default, (bool, int, float, str)):
+            shown = (
+                str(field.default).lower()
+                if isinstance(field.default, bool)
+                else str(field.default)
+            )
+            assert default == (f"`{shown}`" if shown else "empty"), field.name
+        else:
+            assert default != "required", field.name
