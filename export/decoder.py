@@ -165,7 +165,9 @@ def _feed_forward(
     inner, outer = network.intermediate_size, network.hidden_size
 
     def product(source: str, name: str, shape: tuple[int, int]) -> str:
-        return writer.linear(source, f"{base}{name}", checkpoint.read(f"{base}{name}.weight", shape))
+        return writer.linear(
+            source, f"{base}{name}", checkpoint.read(f"{base}{name}.weight", shape)
+        )
 
     gate = product(hidden, "gate_proj", (inner, outer))
     silu = writer.op("QuickGelu", [gate], domain=MICROSOFT, alpha=1.0)
@@ -210,8 +212,7 @@ def _save(writer: GraphWriter, network: TextNetwork) -> None:
     outputs = [info("logits", real, [1, "k", network.vocab_size])]
     for layer in range(network.layers):
         for part in ("key", "value"):
-            shape = [1, network.kv_heads, "past", network.head_dim]
-            inputs.append(info(f"past.{layer}.{part}", real, shape))
-            shape = [1, network.kv_heads, "total", network.head_dim]
-            outputs.append(info(f"present.{layer}.{part}", real, shape))
+            heads, size = network.kv_heads, network.head_dim
+            inputs.append(info(f"past.{layer}.{part}", real, [1, heads, "past", size]))
+            outputs.append(info(f"present.{layer}.{part}", real, [1, heads, "total", size]))
     writer.save("qwen2_5_vl_decoder", inputs, outputs)

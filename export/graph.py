@@ -49,7 +49,7 @@ class GraphWriter:
     ) -> None:
         self._file.close()
 
-    def constant(self, name: str, array: NDArray[Any] | int | Sequence[int]) -> str:
+    def constant(self, name: str, array: NDArray[Any] | np.float32 | int | Sequence[int]) -> str:
         """Add an initializer; Python whole numbers become int64."""
         value = np.asarray(array, order="C")
         tensor = TensorProto(name=name, data_type=ELEMENT[value.dtype], dims=value.shape)

@@ -68,7 +68,7 @@ def quantize_blocks(weight: NDArray[np.float32], bits: int, block: int = BLOCK) 
     zero = 1 << (bits - 1)
     # The value of largest magnitude is mapped to -2^(bits - 1): one more level than +-(2^.. - 1).
     peak = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
-    scales = peak / np.float32(-zero)
+    scales = (peak / np.float32(-zero)).astype(np.float32)
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
     levels = np.clip(np.rint(blocks * inverse) + zero, 0, 2 * zero - 1).astype(np.uint8)
     if bits == 4:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,11 @@ from numpy.typing import NDArray
 from forge_station.errors import InputError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
 _MAX_HEADER = 100 * 2**20
 
 
@@ -123,7 +128,9 @@ def _read_header(path: Path) -> Iterator[tuple[str, _Entry]]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= min(_MAX_HEADER, size - 8):
-            raise InputError("not a safetensors file, or truncated", which=path, got=f"{size} bytes")
+            raise InputError(
+                "not a safetensors file, or truncated", which=path, got=f"{size} bytes"
+            )
         try:
             header = json.loads(file.read(length))
         except ValueError as error:

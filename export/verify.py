@@ -49,7 +49,7 @@ class Agreement:
         return cls(
             what,
             float(np.abs(gap).max()),
-            float(np.linalg.norm(gap) / max(np.linalg.norm(reference), 1e-30)),
+            float(np.linalg.norm(gap)) / max(float(np.linalg.norm(reference)), 1e-30),
             float((got.argmax(-1) == reference.argmax(-1)).mean()),
             float(reference.std()),
         )
@@ -120,9 +120,7 @@ def compare(
     ]
     gaps = [
         abs(result.logprob - string_logprob(branch, result, logits, len(segment)))
-        for branch, result, logits, segment in zip(
-            case.branches, results, theirs, fed, strict=True
-        )
+        for branch, result, logits, segment in zip(case.branches, results, theirs, fed, strict=True)
     ]
     return found, max(gaps)
 
@@ -173,9 +171,7 @@ def verify(
     rng = np.random.default_rng(0)
     with VisionLanguageModel.open(bundle, threads=threads) as model:
         reference = Reference(checkpoint, model.geometry)
-        images = {
-            name: random_image(rng, size) for name, size in model.manifest.images.items()
-        }
+        images = {name: random_image(rng, size) for name, size in model.manifest.images.items()}
         cases = [sheet_case(model, images["sheet"]), surface_case(model, images["surface"])]
         ragged = random_image(rng, (140, 196))
         two = Case(

@@ -221,9 +221,7 @@ def _skip_norm(
     return outputs[0], outputs[3]
 
 
-def _vector(
-    writer: GraphWriter, checkpoint: Checkpoint, network: VisionNetwork, name: str
-) -> str:
+def _vector(writer: GraphWriter, checkpoint: Checkpoint, network: VisionNetwork, name: str) -> str:
     return writer.constant(name, checkpoint.read(PREFIX + name, (network.hidden_size,)))
 
 
@@ -232,7 +230,9 @@ def _save(writer: GraphWriter, network: VisionNetwork) -> None:
     writer.save(
         "qwen2_5_vl_vision",
         [
-            info("pixel_values", TensorProto.UINT8, ["batch", "slots", 3 * network.geometry.patch**2]),
+            info(
+                "pixel_values", TensorProto.UINT8, ["batch", "slots", 3 * network.geometry.patch**2]
+            ),
             info("valid", TensorProto.FLOAT, ["slots"]),
             info("pos_hw", TensorProto.INT64, ["slots", 2]),
             info("out_index", TensorProto.INT64, ["tokens"]),

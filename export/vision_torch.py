@@ -11,6 +11,7 @@ Python and cannot be exported; see `forge_station.vlm.preprocess.vision_layout` 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -42,14 +43,16 @@ class WindowedTower(nn.Module):
         self.heads, self.size = network.heads, network.hidden_size // network.heads
         self.full = frozenset(network.full_attention_blocks)
         kernel = tower.patch_embed.proj.weight.detach().sum(2)
-        self.register_buffer("patch_weight", kernel.reshape(network.hidden_size, -1))
         side = network.geometry.patch**2
-        self.register_buffer("mean", torch.from_numpy(CLIP_MEAN.repeat(side)))
-        self.register_buffer("std", torch.from_numpy(CLIP_STD.repeat(side)))
+        self.patch_weight = nn.Buffer(kernel.reshape(network.hidden_size, -1))
+        self.mean = nn.Buffer(torch.from_numpy(CLIP_MEAN.repeat(side)))
+        self.std = nn.Buffer(torch.from_numpy(CLIP_STD.repeat(side)))
         steps = torch.arange(0, self.size // 2, 2).float() / (self.size // 2)
-        self.register_buffer("inverse", 1.0 / network.rope_theta**steps)
+        self.inverse = nn.Buffer(1.0 / network.rope_theta**steps)
 
-    def forward(self, pixel_values: Tensor, valid: Tensor, pos_hw: Tensor, out_index: Tensor):
+    def forward(
+        self, pixel_values: Tensor, valid: Tensor, pos_hw: Tensor, out_index: Tensor
+    ) -> Tensor:
         batch, length, _ = pixel_values.shape
         pixels = (pixel_values.float() / 255.0 - self.mean) / self.std
         x = functional.linear(pixels, self.patch_weight)
@@ -58,6 +61,7 @@ class WindowedTower(nn.Module):
         cos, sin = angles.cos()[:, None], angles.sin()[:, None]
         over_all = (valid - 1.0)[None, None, None] * 1e9
         in_window = ((valid - 1.0) * 1e9).reshape(-1, 1, 1, self.slots).repeat(batch, 1, 1, 1)
+        block: Any
         for number, block in enumerate(self.tower.blocks):
             qkv = block.attn.qkv(block.norm1(x)).reshape(batch, length, 3, self.heads, self.size)
             query, key, value = qkv.unbind(2)
@@ -86,7 +90,7 @@ def load_tower(
     checkpoint: Checkpoint, network: VisionNetwork
 ) -> Qwen2_5_VisionTransformerPretrainedModel:
     """Only the vision tensors, in float32, with the modules of transformers."""
-    config = Qwen2_5_VLConfig.from_pretrained(checkpoint.folder).vision_config
+    config: Any = Qwen2_5_VLConfig.from_pretrained(checkpoint.folder).vision_config
     with torch.device("meta"):
         tower = Qwen2_5_VisionTransformerPretrainedModel(config)
     state = {
@@ -126,6 +130,7 @@ def write_vision(checkpoint: Checkpoint, network: VisionNetwork, path: Path) -> 
             optimize=True,
             verbose=False,
         )
+    assert program is not None
     model = program.model_proto
     size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
     if size > _INLINE_LIMIT:

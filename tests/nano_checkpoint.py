@@ -17,11 +17,13 @@ SPECIAL = (
     "<|vision_end|>",
     "<|image_pad|>",
 )
-WORDS = (
-    "\n system user assistant Inspect the parts . marks scale surface joint class: score: none "
-    "normal crack cut deformation dent front side top A: B: C: D: E: F: answer: A B C D E F "
-    "hex_bolt hex_nut flat_washer pin M5 M6 M8 M10 M12 x16 x20 x30 x40 /10"
-).split(" ")
+WORDS = [
+    *("\n", "system", "user", "assistant", "Inspect", "the", "parts", ".", "marks", "scale"),
+    *("surface", "joint", "class:", "score:", "none", "normal", "crack", "cut", "deformation"),
+    *("dent", "front", "side", "top", "A:", "B:", "C:", "D:", "E:", "F:", "answer:"),
+    *("A", "B", "C", "D", "E", "F", "hex_bolt", "hex_nut", "flat_washer", "pin"),
+    *("M5", "M6", "M8", "M10", "M12", "x16", "x20", "x30", "x40", "/10"),
+]
 _PIECES = r"<\|[a-z_]+\|>|\n|r\d+:|M\d+|x\d+|/10|,\d+|\.\d+|\d+|[A-Za-z_]+:?|[^\sA-Za-z0-9_]"
 _QWEN_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -76,35 +78,37 @@ def make_model(
     size = -(-tokenizer.get_vocab_size() // 64) * 64
     token = tokenizer.token_to_id
     config = Qwen2_5_VLConfig(
-        text_config=dict(
-            vocab_size=size,
-            hidden_size=192,
-            intermediate_size=512,
-            num_hidden_layers=depth,
-            num_attention_heads=3,
-            num_key_value_heads=kv_heads,
-            max_position_embeddings=4096,
-            rms_norm_eps=1e-6,
-            rope_parameters=dict(
-                rope_type="default", rope_theta=10000.0, mrope_section=[8, 12, 12]
-            ),
-            tie_word_embeddings=tied,
-            bos_token_id=token("<|endoftext|>"),
-            eos_token_id=token("<|im_end|>"),
-            pad_token_id=token("<|endoftext|>"),
-        ),
-        vision_config=dict(
-            depth=depth,
-            hidden_size=160,
-            intermediate_size=416,
-            num_heads=5,
-            patch_size=14,
-            spatial_merge_size=2,
-            temporal_patch_size=2,
-            window_size=window,
-            out_hidden_size=192,
-            fullatt_block_indexes=list(full_blocks),
-        ),
+        text_config={
+            "vocab_size": size,
+            "hidden_size": 192,
+            "intermediate_size": 512,
+            "num_hidden_layers": depth,
+            "num_attention_heads": 3,
+            "num_key_value_heads": kv_heads,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [8, 12, 12],
+            },
+            "tie_word_embeddings": tied,
+            "bos_token_id": token("<|endoftext|>"),
+            "eos_token_id": token("<|im_end|>"),
+            "pad_token_id": token("<|endoftext|>"),
+        },
+        vision_config={
+            "depth": depth,
+            "hidden_size": 160,
+            "intermediate_size": 416,
+            "num_heads": 5,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "window_size": window,
+            "out_hidden_size": 192,
+            "fullatt_block_indexes": list(full_blocks),
+        },
         image_token_id=token("<|image_pad|>"),
         video_token_id=size - 1,
         vision_start_token_id=token("<|vision_start|>"),

@@ -110,15 +110,16 @@ class _Finished:
 
 def corrected_nonempty(p_none: NDArray[np.float64], none_weight: float) -> NDArray[np.float64]:
     """P(row non-empty) from the model's P(`none`), whose loss was weighted by `none_weight`."""
-    none = p_none / none_weight
-    return (1 - p_none) / (none + 1 - p_none)
+    corrected: NDArray[np.float64] = (1 - p_none) / (p_none / none_weight + 1 - p_none)
+    return corrected
 
 
 def log_normaliser(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     """log sum exp over the last axis, [K, V] -> [K]."""
     top = logits.max(axis=-1, keepdims=True)
     total = np.exp(logits - top, dtype=np.float32).sum(axis=-1, dtype=np.float64)
-    return np.log(total) + top[..., 0]
+    normaliser: NDArray[np.float64] = np.log(total) + top[..., 0]
+    return normaliser
 
 
 def choice_logprobs(
@@ -200,8 +201,11 @@ def _choose(
         chosen = {(i, int(token)) for i, token in enumerate(best)}
         if any(_beams(branches[alive[row].branch]) > 1 for row in rows):
             worth = np.argwhere(total >= math.log(limits.min_alternative))
-            chosen.update((int(i), int(token)) for i, token in worth
-                          if _beams(branches[alive[rows[i]].branch]) > 1)
+            chosen.update(
+                (int(i), int(token))
+                for i, token in worth
+                if _beams(branches[alive[rows[i]].branch]) > 1
+            )
         for i, token in sorted(chosen):
             before = alive[rows[i]]
             run, following = grammar.steps[int(states[i]), token]

@@ -50,10 +50,9 @@ class Grammar:
 
     def text(self, tokens: Sequence[int], string: int) -> str:
         """The string that ended as `string`, from all its tokens behind the key."""
-        if self.kind == "options":
+        if self.strings[string]:
             return self.strings[string]
-        columns = self.columns(tokens)
-        return ",".join(str(column + 1) for column in columns) if columns else NONE
+        return ",".join(str(column + 1) for column in self.columns(tokens))
 
     def columns(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """0-based columns named by the tokens of a complete or broken off grid row."""

@@ -158,7 +158,7 @@ class VisionLanguageModel:
         for shape, numbers in by_size.items():
             patches = [patchify(images[number], self.geometry) for number in numbers]
             layout = vision_layout(*self.geometry.grid(shape[0], shape[1]), self.geometry)
-            feeds = {
+            feeds: dict[str, NDArray[Any]] = {
                 "pixel_values": np.stack([p[layout.source] for p in patches]),
                 "valid": layout.valid,
                 "pos_hw": layout.position,
@@ -172,9 +172,7 @@ class VisionLanguageModel:
         """Read `text`, in which `<|image_pad|>` stands once for every image of `images`."""
         return self.extend(Trunk(self._empty, (), 0), text, images)
 
-    def extend(
-        self, trunk: Trunk, text: str, images: Sequence[NDArray[np.uint8]] = ()
-    ) -> Trunk:
+    def extend(self, trunk: Trunk, text: str, images: Sequence[NDArray[np.uint8]] = ()) -> Trunk:
         """The trunk with more text (and images) read behind it; the given one stays usable."""
         pieces = text.split(IMAGE_TOKEN)
         if len(pieces) != len(images) + 1:
@@ -207,7 +205,7 @@ class VisionLanguageModel:
             self._forward,
             trunk.cache,
             Contexts.root(trunk.length, trunk.position),
-            self.codec.encode,
+            self.codec.encode_key,
             branches,
             self.none_weight,
             limits or Limits(),
@@ -228,7 +226,7 @@ class VisionLanguageModel:
             self._forward,
             trunk.cache,
             Contexts.root(trunk.length, trunk.position),
-            self.codec.encode,
+            self.codec.encode_key,
             keys,
             self.options_grammar(texts, prefix=prefix),
         )
@@ -241,16 +239,14 @@ class VisionLanguageModel:
             self._forward,
             trunk.cache,
             Contexts.root(trunk.length, trunk.position),
-            self.codec.encode,
+            self.codec.encode_key,
             keys,
             self.columns_grammar(prefix=prefix),
             self.none_weight,
             floor,
         )
 
-    def forward(
-        self, trunk: Trunk, segments: Sequence[Sequence[int]]
-    ) -> list[NDArray[np.float32]]:
+    def forward(self, trunk: Trunk, segments: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         """Logits [tokens, vocabulary] of every segment behind the trunk (parity checks)."""
         packed = pack(Contexts.root(trunk.length, trunk.position), [0] * len(segments), segments)
         logits, _ = self._forward(packed, trunk.cache, np.arange(len(packed.ids)))

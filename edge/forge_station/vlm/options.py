@@ -53,6 +53,4 @@ def option_probabilities(
             reached[:, following] = value
         else:
             total[:, -1 - following] = value
-    return [
-        dict(zip(grammar.strings, np.exp(row).tolist(), strict=True)) for row in total
-    ]
+    return [dict(zip(grammar.strings, np.exp(row).tolist(), strict=True)) for row in total]

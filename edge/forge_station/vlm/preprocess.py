@@ -123,9 +123,7 @@ def vision_layout(rows: int, columns: int, geometry: VisionGeometry) -> VisionLa
     out_index = np.empty(high * wide, np.int64)
     slots = np.nonzero(cell >= 0)[0]
     out_index[cell[slots]] = slots
-    layout = VisionLayout(
-        source, valid.astype(np.float32), np.stack([row, column], -1), out_index
-    )
+    layout = VisionLayout(source, valid.astype(np.float32), np.stack([row, column], -1), out_index)
     for array in (layout.source, layout.valid, layout.position, layout.out_index):
         array.setflags(write=False)
     return layout

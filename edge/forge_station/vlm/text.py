@@ -9,6 +9,8 @@ from tokenizers import Tokenizer
 
 from forge_station.errors import BundleError, ModelError
 
+_MOST_KNOWN = 4096
+
 
 class TextCodec:
     """A `tokenizers` tokenizer that adds nothing and refuses words it does not know."""
@@ -17,6 +19,7 @@ class TextCodec:
         self._tokenizer = tokenizer
         unknown = getattr(tokenizer.model, "unk_token", None)
         self._unknown_id = None if unknown is None else tokenizer.token_to_id(unknown)
+        self._known: dict[str, tuple[int, ...]] = {}
 
     @classmethod
     def open(cls, path: Path) -> TextCodec:
@@ -48,6 +51,14 @@ class TextCodec:
             )
         ids: list[int] = encoding.ids
         return ids
+
+    def encode_key(self, text: str) -> tuple[int, ...]:
+        """`encode` of a short text that comes again and again: a key or a line."""
+        if text not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[text] = tuple(self.encode(text))
+        return self._known[text]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens kept."""
