@@ -122,7 +122,7 @@ def import_opencv(
         raise CalibrationError(f"calibration {path}: no such file")
     try:
         storage = cv2.FileStorage(str(path), cv2.FILE_STORAGE_READ)
-    except cv2.error as error:
+    except (cv2.error, SystemError) as error:  # cv2 5.0 raises SystemError on malformed text
         raise CalibrationError(
             f"calibration {path}: not an OpenCV FileStorage file ({str(error).strip()})"
         ) from None

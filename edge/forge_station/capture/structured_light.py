@@ -17,18 +17,26 @@ from numpy.typing import NDArray
 from forge_station.capture import base
 from forge_station.capture.base import PatternStack, Scan, ScanQuality
 from forge_station.capture.calibration import Calibration, PatternSpec
+from forge_station.capture.plausibility import (
+    refuse_bad_spec,
+    refuse_mismatch,
+    refuse_points_off_the_tray,
+    refuse_wrong_code_step,
+)
 from forge_station.capture.triangulation import (
     camera_rays,
     to_points,
     triangulate,
     without_flying_points,
 )
-from forge_station.errors import CalibrationError, CaptureError
+from forge_station.errors import CalibrationError
 
 Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
 # Half a half-period is 0.25; the rest is blur and noise at the bit edges.
 CODE_TOLERANCE_PERIODS = 0.36
+# Largest rms deviation of the phase images from a cosine: grey levels, and share of its amplitude.
+PHASE_RESIDUAL, PHASE_RESIDUAL_SHARE = np.float32(2.0), np.float32(0.15)
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ def profiles(
 
     Axis 0 varies with the column, 1 with the row.
     """
-    _refuse_bad_spec(spec, projector_size)
+    refuse_bad_spec(spec, projector_size)
     width, height = projector_size
     x = np.arange(width)
     white, black = (0, np.ones(width)), (0, np.zeros(width))
@@ -103,7 +111,7 @@ def decode(stack: PatternStack, calibration: Calibration, limits: Limits | None 
     images on one core of an EPYC (2026-11).
     """
     limits = limits or Limits()
-    _refuse_mismatch(stack, calibration)
+    refuse_mismatch(stack, calibration)
     longest_first = np.argsort(-np.asarray(stack.exposures), kind="stable")
     images, saturated = _merge_exposures(
         [stack.images[k] for k in longest_first], limits.saturation
@@ -126,9 +134,10 @@ def decode(stack: PatternStack, calibration: Calibration, limits: Limits | None 
     if residual is not None and pixels.size:
         reprojection = float(np.median(residual))
         keep &= residual < limits.gate_px
-        _refuse_wrong_code_step(
-            reprojection, keep, direction_x, direction_y, column, row, calibration, limits
+        refuse_wrong_code_step(
+            reprojection, keep, direction_x, direction_y, column, row, calibration, limits.gate_px
         )
+    refuse_points_off_the_tray(direction_x[keep], direction_y[keep], depth[keep], calibration)
     depth_image = np.full(ok.size, np.nan, np.float32)
     depth_image[pixels[keep]] = depth[keep]
     solid = without_flying_points(
@@ -189,85 +198,6 @@ class _Code:
     confidence: Float32
 
 
-def _refuse_bad_spec(spec: PatternSpec, projector_size: tuple[int, int]) -> None:
-    found = spec.problems()
-    if not found:
-        per_code = (
-            spec.period_px / 2 * spec.code_step if spec.kind == "gray_phase" else spec.code_step
-        )
-        for name, bits, length in zip(
-            ("column", "row"), (spec.column_bits, spec.row_bits), projector_size, strict=True
-        ):
-            if bits and per_code * 2**bits < length:
-                found.append(
-                    f"pattern.{name}_bits: {bits} bits x {per_code:g} px reach "
-                    f"{per_code * 2**bits:g} px, projector has {length}"
-                )
-    if found:
-        raise CalibrationError("pattern: " + "; ".join(found))
-
-
-def _refuse_mismatch(stack: PatternStack, calibration: Calibration) -> None:
-    name = f"stack {stack.name or '(unnamed)'}"
-    width, height = calibration.camera.image_size
-    spec = calibration.pattern
-    _refuse_bad_spec(spec, calibration.projector.image_size)
-    if stack.pattern != spec:
-        fields = [
-            f"{field}: stack {getattr(stack.pattern, field)}, calibration {getattr(spec, field)}"
-            for field in (
-                "kind",
-                "axis",
-                "period_px",
-                "steps",
-                "column_bits",
-                "row_bits",
-                "code_step",
-            )
-            if getattr(stack.pattern, field) != getattr(spec, field)
-        ]
-        raise CalibrationError(
-            f"{name}: pattern differs from calibration {calibration.name}: {'; '.join(fields)}; "
-            "decode with the calibration that was made for this pattern"
-        )
-    if stack.calibration_digest != calibration.digest:
-        raise CalibrationError(
-            f"{name}: taken with calibration {stack.calibration_digest[:12] or '(none)'}, asked "
-            "to decode with "
-            f"{calibration.digest[:12]} ({calibration.name}); use the calibration that the head had"
-        )
-    images = stack.images
-    if images.dtype != np.uint8 or images.ndim != 4:
-        raise CaptureError(
-            f"{name}: images must be uint8 [E, N, H, W], got {images.dtype} {images.shape}"
-        )
-    if images.shape[2:] != (height, width):
-        raise CaptureError(
-            f"{name}: image size {images.shape[3]}x{images.shape[2]}, calibration "
-            f"{calibration.name} expects {width}x{height}"
-        )
-    if images.shape[0] < 1 or images.shape[0] != len(stack.exposures):
-        raise CaptureError(
-            f"{name}: {images.shape[0]} exposures of images, {len(stack.exposures)} exposure times"
-        )
-    if images.shape[1] != spec.image_count:
-        raise CaptureError(
-            f"{name}: {images.shape[1]} pattern images, pattern {spec.kind} has "
-            f"{spec.image_count}: "
-            "an image is missing or too many were taken; capture again"
-        )
-    thumb = images[:, :, ::16, ::16]
-    same = (thumb[:, 1:] == thumb[:, :-1]).all(axis=(2, 3))
-    for exposure, first in np.argwhere(same):
-        image = images[exposure, first]
-        if image.max() != image.min() and np.array_equal(image, images[exposure, first + 1]):
-            raise CaptureError(
-                f"{name}: pattern images {first} and {first + 1} of exposure {exposure} are "
-                "identical: "
-                "the camera repeated a frame; capture again"
-            )
-
-
 def _merge_exposures(
     images: Sequence[NDArray[np.uint8]], saturation: int
 ) -> tuple[NDArray[np.uint8], Bool]:
@@ -295,8 +225,10 @@ def _gray_to_index(bits: Sequence[Bool]) -> NDArray[np.uint16]:
     high = np.zeros_like(low)
     for bit in bits[1:]:
         accumulated = accumulated ^ bit.view(np.uint8)
-        high = (high << 1) | (low >> 7)
-        low = (low << 1) | accumulated
+        high <<= 1
+        high |= low >> 7
+        low <<= 1
+        low |= accumulated
     index: NDArray[np.uint16] = high.astype(np.uint16)
     index <<= 8
     index |= low
@@ -314,11 +246,10 @@ def _decode_gray_phase(images: NDArray[np.uint8], spec: PatternSpec, limits: Lim
     contrast = np.where(white > black, white - black, 0)
     dark = contrast <= limits.contrast
     k = np.arange(spec.steps)
-    kernel = np.stack(
-        [np.cos(2 * np.pi * k / spec.steps), np.sin(2 * np.pi * k / spec.steps)]
-    ).astype(np.float32)
-    shifted = images[2 + spec.column_bits :].reshape(spec.steps, -1)
-    cosine, sine = (kernel @ shifted.astype(np.float32)).reshape(2, *white.shape)
+    turn = 2 * np.pi * k / spec.steps
+    kernel = np.stack([np.cos(turn), np.sin(turn), np.ones(spec.steps)]).astype(np.float32)
+    shifted = images[2 + spec.column_bits :].reshape(spec.steps, -1).astype(np.float32)
+    cosine, sine, total = (kernel @ shifted).reshape(3, *white.shape)
     modulation = np.sqrt(cosine * cosine + sine * sine) * np.float32(2 / spec.steps)
     dark |= modulation <= limits.modulation
     period = np.float32(spec.period_px)
@@ -328,6 +259,12 @@ def _decode_gray_phase(images: NDArray[np.uint8], spec: PatternSpec, limits: Lim
     inconsistent = np.abs(column - centre) > np.float32(CODE_TOLERANCE_PERIODS) * period
     # Two surfaces in one pixel: their phases cancel, the white image does not notice.
     inconsistent |= modulation < np.float32(0.3) * contrast
+    # Not a cosine over the steps: motion, flicker, or images in the wrong order.
+    energy = np.einsum("kp,kp->p", shifted, shifted).reshape(white.shape)
+    energy -= total * total * np.float32(1 / spec.steps)
+    energy -= modulation * modulation * np.float32(spec.steps / 2)
+    allowed = PHASE_RESIDUAL + PHASE_RESIDUAL_SHARE * modulation
+    inconsistent |= energy > allowed * allowed * np.float32(spec.steps)
     inconsistent &= ~dark
     if spec.code_step != 1:
         column *= np.float32(spec.code_step)
@@ -378,50 +315,6 @@ def _decode_gray_pairs(images: NDArray[np.uint8], spec: PatternSpec, limits: Lim
     )
 
 
-def _refuse_wrong_code_step(
-    reprojection: float,
-    keep: Bool,
-    x: Float32,
-    y: Float32,
-    column: Float32,
-    row: Float32 | None,
-    calibration: Calibration,
-    limits: Limits,
-) -> None:
-    """A median residual of many pixels has one cause: say so, and which code step would fit."""
-    if reprojection < 10 * limits.gate_px or keep.mean() > 0.2 or keep.size < 1000:
-        return
-    step = calibration.pattern.code_step
-    sample = slice(None, None, max(1, keep.size // 5000))
-    fits = []
-    for other in (1, 2, 3, 4, 6, 8):
-        _, residual = triangulate(
-            x[sample],
-            y[sample],
-            column[sample],
-            row if row is None else row[sample],
-            calibration,
-            other / step,
-        )
-        if (
-            other != step
-            and residual is not None
-            and float(np.median(residual)) < 2 * limits.gate_px
-        ):
-            fits.append(f"code_step {other} gives {float(np.median(residual)):.1f} px")
-    raise CalibrationError(
-        f"calibration {calibration.name}: median reprojection error {reprojection:.0f} px with "
-        f"code_step {step}, "
-        f"{100 * keep.mean():.1f} % of the points within {limits.gate_px:g} px; "
-        + (
-            f"{' and '.join(fits)}: set pattern.code_step to it"
-            if fits
-            else "no other code step fits: wrong calibration, pattern order or transform direction "
-            "(must be projector-from-camera)"
-        )
-    )
-
-
 def _flags(quality: ScanQuality) -> tuple[str, ...]:
     """What the shares mean.
 
@@ -435,7 +328,7 @@ def _flags(quality: ScanQuality) -> tuple[str, ...]:
         flags.append(base.TOO_DARK)
     if quality.saturated_share > 0.05:
         flags.append(base.SATURATED)
-    if quality.inconsistent_share > 0.25:
+    if quality.inconsistent_share > 0.25 or quality.flying_share > 0.08:
         flags.append(base.INCONSISTENT_CODE)
     if quality.valid_share < 0.15:
         flags.append(base.LOW_COVERAGE)

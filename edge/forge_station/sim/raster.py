@@ -66,6 +66,30 @@ def raster(u: Any, v: Any, inverse_z: Any, faces: Any, inverse_depth: Any, face_
 
 
 @_compiled
+def on_faces(
+    ray_x: Any, ray_y: Any, camera_normals: Any, offsets: Any, inverse_depth: Any, face_index: Any
+) -> None:
+    """Replace 1/depth by the exact value on the face's plane.
+
+    `raster` is exact in a pinhole image; in a distorted one, a large triangle is not.
+    camera_normals float64 [F, 3] and offsets float64 [F]: normal . point = offset in the camera
+    frame. Faces seen edge-on keep their value.
+    """
+    height, width = inverse_depth.shape
+    for y in range(height):
+        for x in range(width):
+            face = face_index[y, x]
+            if face >= 0 and offsets[face] != 0.0:
+                z = (
+                    camera_normals[face, 0] * ray_x[y, x]
+                    + camera_normals[face, 1] * ray_y[y, x]
+                    + camera_normals[face, 2]
+                ) / offsets[face]
+                if abs(z - inverse_depth[y, x]) < 2e-3 * inverse_depth[y, x]:
+                    inverse_depth[y, x] = z
+
+
+@_compiled
 def add_tray(
     ray_x: Any, ray_y: Any, tray_from_camera: Any, inverse_depth: Any, face_index: Any
 ) -> None:
@@ -88,7 +112,6 @@ def shade(
     inverse_depth: Any,
     face_index: Any,
     normals: Any,
-    anchors: Any,
     face_surface: Any,
     surfaces: Any,
     ray_x: Any,
@@ -107,13 +130,12 @@ def shade(
 ) -> None:
     """Light per camera pixel: returned per unit of pattern, ambient, and which projector pixel.
 
-    inverse_depth, face_index from `raster` and `add_tray`; inverse_depth is replaced by the exact
-    value on the face's plane. normals, anchors float64 [F, 3]: face normal and one vertex, tray
-    frame. surfaces float64 [S, 3]: albedo, specular, shininess; face_surface int32 [F], the tray
-    has row 0. lens: fx fy cx cy k1 k2 p1 p2 k3 of the projector, pixel index convention. shadow:
-    the projector's 1/depth of the parts alone. Lambert plus Blinn, 1/r2; a pixel is in shadow when
-    even the farthest of the 2x2 shadow pixels around it is nearer to the projector by the relative
-    shadow_bias.
+    inverse_depth, face_index from `raster`, `on_faces` and `add_tray`. normals float64 [F, 3] in
+    the tray frame. surfaces float64 [S, 3]: albedo, specular, shininess; face_surface int32 [F],
+    the tray has row 0. lens: fx fy cx cy k1 k2 p1 p2 k3 of the projector, pixel index convention.
+    shadow: the projector's 1/depth of the parts alone. Lambert plus Blinn, 1/r2; a pixel is in
+    shadow when even the farthest of the 2x2 shadow pixels around it is nearer to the projector by
+    the relative shadow_bias.
     """
     height, width = inverse_depth.shape
     rows, columns = shadow.shape
@@ -141,18 +163,8 @@ def shade(
             if face >= 0:
                 surface = face_surface[face]
                 nx, ny, nz = normals[face, 0], normals[face, 1], normals[face, 2]
-                facing = nx * wx + ny * wy + nz * wz
-                if facing > 0.0:
-                    nx, ny, nz, facing = -nx, -ny, -nz, -facing
-                if facing < -1e-3:
-                    exact = (
-                        (anchors[face, 0] - cx) * nx
-                        + (anchors[face, 1] - cy) * ny
-                        + (anchors[face, 2] - cz) * nz
-                    ) / facing
-                    if abs(exact - z) < 2e-3 * z:
-                        z = exact
-                        inverse_depth[y, x] = 1.0 / z
+                if nx * wx + ny * wy + nz * wz > 0.0:
+                    nx, ny, nz = -nx, -ny, -nz
             px, py, pz = cx + z * wx, cy + z * wy, cz + z * wz
             albedo = surfaces[surface, 0]
             ambient[y, x] = albedo * ambient_level

@@ -232,7 +232,6 @@ def simulate(
         view.inverse_depth,
         view.face_index,
         scene.normals,
-        scene.anchors,
         scene.face_surface,
         scene.surfaces,
         view.ray_x,
@@ -398,6 +397,10 @@ def _look(scene: _Scene, calibration: Calibration, tray_from_camera: Float) -> _
         face_index,
     )
     ray_x, ray_y = _rays(calibration.camera, calibration.pixel_centre)
+    rotation = tray_from_camera[:3, :3]
+    normals = np.ascontiguousarray(scene.normals @ rotation)
+    offsets = ((scene.anchors - tray_from_camera[:3, 3]) * scene.normals).sum(axis=1)
+    raster.on_faces(ray_x, ray_y, normals, offsets, inverse_depth, face_index)
     raster.add_tray(ray_x, ray_y, tray_from_camera, inverse_depth, face_index)
     return _View(ray_x, ray_y, inverse_depth, face_index)
 
@@ -461,7 +464,7 @@ def _rays(optics: Optics, pixel_centre: float) -> tuple[Float, Float]:
 def _projected(
     pattern: PatternSpec, projector_size: tuple[int, int], blur_px: float
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Pattern profiles and their axes: 8-bit, blurred by the projector, float32 [N, longest side]."""
+    """Pattern profiles, 8-bit and blurred by the projector, float32 [N, longest side], and axes."""
     reach = np.arange(-3, 4)
     kernel = np.exp(-0.5 * (reach / max(blur_px, 1e-3)) ** 2)
     kernel /= kernel.sum()
