@@ -119,6 +119,7 @@ class EmbeddedBroker:
             [sys.executable, "-m", "forge_station.mes.broker", str(file)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the station, which then closes it
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -169,7 +169,7 @@ class Listener:
             self._subscribed.set()
 
         def on_message(_: mqtt.Client, __: Any, message: mqtt.MQTTMessage) -> None:
-            self._arrived.put((message.topic, message.payload, message.retain))
+            self._arrived.put((message.topic, bytes(message.payload), message.retain))
 
         client.on_connect = on_connect
         client.on_subscribe = on_subscribe

@@ -390,16 +390,16 @@ class Outbox:
             return jobs, dict(self._marks)
 
     def _commit_or_report(self, jobs: Sequence[_Job], marks: Marks) -> None:
-        """Commit all together; when that fails, each by itself, so that one row too large for
-        the room that is left does not take others with it."""
+        """Commit all together; when that fails, each by itself: confirmations first, since the
+        rows they confirm may make room, and so that one large row takes no others with it."""
         try:
             self._commit_with_room(jobs, marks)
         except OutboxError as error:
             if len(jobs) + bool(marks) > 1:
-                for job in jobs:
-                    self._commit_or_report([job], {})
                 if marks:
                     self._commit_or_report([], marks)
+                for job in jobs:
+                    self._commit_or_report([job], {})
                 return
             for job in jobs:
                 job.error = error

@@ -43,11 +43,8 @@ FORMAT_INVALID = 0x99
 REFUSED_FROM = 0x80
 
 FETCH_ROWS = 256
-RECONNECT_S = (1.0, 30.0)
-"""Longest wait before the first and before any later attempt; at least half of it is waited."""
-TAKEN_OVER_S = 60.0
 LASTING_S = 10.0
-NO_CONSUMER_S = (1.0, 30.0)
+"""A connection that lasted so long was a good one: the next attempt may come soon."""
 
 
 class Connection(Protocol):
@@ -77,6 +74,13 @@ class Timing:
     """Wait after a reconnect to a broker without memory, so that consumers are back as well."""
     resend_s: float = 10.0
     """What such a broker had confirmed in the last so many seconds is sent again; 0: nothing."""
+    reconnect_s: tuple[float, float] = (1.0, 30.0)
+    """Wait before the next attempt to connect, doubling from the first to the second figure; of
+    every wait a random share of up to one half is left out."""
+    no_consumer_s: tuple[float, float] = (1.0, 30.0)
+    """The same between two attempts to send in a stream that nobody subscribes to."""
+    taken_over_s: float = 60.0
+    """The same when another client has taken the station's id."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,7 @@ class Publisher:
     # The one thread
 
     def _run(self) -> None:
-        first_s, longest_s = RECONNECT_S
+        first_s, longest_s = self._timing.reconnect_s
         delay_s = first_s
         while not self._stop.is_set():
             self._answers = 0
@@ -237,7 +241,7 @@ class Publisher:
                 delay_s = first_s
             wait_s = delay_s
             if down is not None and down.reason == mqtt_link.TAKEN_OVER:
-                wait_s = TAKEN_OVER_S
+                wait_s = self._timing.taken_over_s
                 log.error(
                     "mqtt: another client uses the id %s and has taken the connection over:"
                     " two stations must not have the same mqtt.station",
@@ -291,8 +295,9 @@ class Publisher:
                 again = self._outbox.resend_recent(self._timing.resend_s)
             except OutboxFull as error:
                 log.error("mqtt: recent rows cannot be sent again: %s", error)
-            else:
-                log.info("mqtt: the broker has no memory of us, %d rows are sent again", again)
+                again = 0
+            if again:
+                log.info("mqtt: the broker has lost its memory: %d rows are sent again", again)
         hold = self._timing.settle_s if lost_memory and self._connects else 0.0
         with self._lock:
             self._rewinds = self._outbox.rewinds
@@ -328,8 +333,9 @@ class Publisher:
         now = time.monotonic()
         due = [lane.retry_at for lane in self._lanes.values() if lane.retry_at > now]
         due.append(self._settled_at if self._settled_at > now else now + 1.0)
+        found: list[tuple[int, Event] | None] = []
         try:
-            found = [self._events.get(timeout=max(0.001, min(1.0, min(due) - now)))]
+            found.append(self._events.get(timeout=max(0.001, min(1.0, min(due) - now))))
             while True:
                 found.append(self._events.get_nowait())
         except queue.Empty:
@@ -458,7 +464,7 @@ class Publisher:
         if not lane.rewind:
             if not lane.delay_s:
                 log.warning("mqtt: %s: stream %s waits, its rows are kept", answer.text, row.stream)
-            low, high = NO_CONSUMER_S
+            low, high = self._timing.no_consumer_s
             lane.delay_s = min(high, max(low, lane.delay_s * 2))
             lane.retry_at = time.monotonic() + random.uniform(lane.delay_s / 2, lane.delay_s)
             lane.rewind = lane.probing = True
