@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from forge_station.capture.base import Scan, ScanQuality, fuse
+from forge_station.capture.base import Frame, Scan, ScanQuality, assemble, fuse
+from forge_station.capture.calibration import Calibration, Optics, PatternSpec
 from forge_station.errors import CaptureError
 
 
@@ -67,3 +71,47 @@ def test_a_single_scan_keeps_its_grid_in_any_frame() -> None:
     assert cloud.frame == "camera"
     assert cloud.organised is not None
     assert cloud.organised.shape == (2, 2, 3)
+
+
+HEAD = Calibration(
+    "h",
+    Optics((4, 3), np.eye(3)),
+    Optics((32, 4), np.eye(3)),
+    np.eye(4),
+    None,
+    PatternSpec(column_bits=2, steps=3),
+)
+
+
+def burst(count: int = 14) -> list[Frame]:
+    return [Frame(np.full((3, 4), k, np.uint8), 100 + k, source="cam0") for k in range(count)]
+
+
+def test_frames_become_a_stack_exposure_by_exposure() -> None:
+    stack = assemble(burst(), (1.0, 0.35), HEAD, "front")
+    assert stack.images[:, :, 0, 0].tolist() == [list(range(7)), list(range(7, 14))]
+    assert (stack.calibration_digest, stack.name) == (HEAD.digest, "front")
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda f: f[:-1], "13 frames: expected 7 patterns x 2"),
+        (lambda f: [*f[:5], replace(f[5], complete=False), *f[6:]], "frame 5 of cam0.*|incomplete"),
+        (lambda f: [*f[:5], replace(f[5], sequence=104), *f[6:]], "expected number 105, got 104"),
+        (lambda f: [f[1], f[0], *f[2:]], "frame 1 .*expected number 102, got 100"),
+        (
+            lambda f: [*f[:2], replace(f[2], image=f[2].image[:2]), *f[3:]],
+            "expected uint8 4x3, got uint8 4x2",
+        ),
+        (
+            lambda f: [*f[:2], replace(f[2], image=f[2].image.astype(np.uint16)), *f[3:]],
+            "got uint16 4x3",
+        ),
+    ],
+)
+def test_burst_with_a_hole_is_refused(
+    damage: Callable[[list[Frame]], list[Frame]], text: str
+) -> None:
+    with pytest.raises(CaptureError, match=text):
+        assemble(damage(burst()), (1.0, 0.35), HEAD, "front")

@@ -143,18 +143,19 @@ def test_invalid_points_are_left_out_and_the_grid_kept(tmp_path: Path) -> None:
     points = POINTS.copy()
     points[3] = np.nan
     points[5, 1] = np.inf
+    points[6] = 3e38
     points[7:12] = 0
     path = tmp_path / "a.pcd"
     path.write_bytes(pcd(points, "binary", width=10, height=6))
     cloud = read_cloud(path)
-    assert len(cloud.points) == 53
+    assert len(cloud.points) == 52
     assert cloud.organised is not None
     assert cloud.organised.shape == (6, 10, 3)
-    assert np.isnan(cloud.organised[0, [3, 5, 7, 8, 9]]).all()
+    assert np.isnan(cloud.organised[0, [3, 5, 6, 7, 8, 9]]).all()
     np.testing.assert_allclose(cloud.organised[5, 9], POINTS[59], rtol=1e-6)
     assert cloud.intensity is not None
-    assert len(cloud.intensity) == 53
-    assert cloud.quality.valid_share == pytest.approx(53 / 60)
+    assert len(cloud.intensity) == 52
+    assert cloud.quality.valid_share == pytest.approx(52 / 60)
     assert any("5 points at (0, 0, 0)" in note for note in cloud.notes)
     path = tmp_path / "b.npz"
     path.write_bytes(npz(points=points.reshape(6, 10, 3)))
@@ -192,6 +193,7 @@ BAD_CLOUDS: list[tuple[str, bytes, str]] = [
     ("a.ply", BINARY.replace(b"float x", b"float q"), "no fields x, y, z"),
     ("a.ply", BINARY.replace(b"vertex 60", b"vertex 6000000000000"), "truncated"),
     ("a.ply", BINARY.replace(b"vertex 60", b"vertex -1"), "negative"),
+    ("a.ply", BINARY.replace(b"float y", b"float x"), "two properties of one name"),
     ("a.ply", BINARY.replace(b"binary_little", b"binary_middle"), "format unknown"),
     ("a.pcd", pcd(POINTS, "binary")[:-1], "truncated.*expected 60 points, got 59"),
     ("a.pcd", pcd(POINTS, "ascii")[:-300], "truncated"),

@@ -143,6 +143,52 @@ class Scanner(Protocol):
     def close(self) -> None: ...
 
 
+def assemble(
+    frames: Sequence[Frame], exposures: tuple[float, ...], calibration: Calibration, name: str
+) -> PatternStack:
+    """Frames of one burst, exposure by exposure and pattern by pattern -> stack.
+
+    Raises CaptureError when a frame is incomplete, missing, repeated or of another size: a scan
+    with a hole in it must be taken again.
+    """
+    count = calibration.pattern.image_count
+    if len(frames) != count * len(exposures):
+        raise CaptureError(
+            f"pose {name}: {len(frames)} frames",
+            expected=f"{count} patterns x {len(exposures)} exposures",
+            action="capture again",
+        )
+    width, height = calibration.camera.image_size
+    for k, frame in enumerate(frames):
+        where = f"pose {name}, frame {k} of {frame.source or 'the camera'}"
+        if not frame.complete:
+            raise CaptureError("frame arrived incomplete", which=where, action="capture again")
+        if frame.sequence != frames[0].sequence + k:
+            raise CaptureError(
+                "frame lost or repeated",
+                which=where,
+                expected=f"number {frames[0].sequence + k}",
+                got=frame.sequence,
+                action="capture again",
+            )
+        if frame.image.shape != (height, width) or frame.image.dtype != np.uint8:
+            raise CaptureError(
+                "frame has another format than the calibration",
+                which=where,
+                expected=f"uint8 {width}x{height}",
+                got=f"{frame.image.dtype} {'x'.join(map(str, frame.image.shape[::-1]))}",
+            )
+    images = np.stack([frame.image for frame in frames])
+    return PatternStack(
+        images=images.reshape(len(exposures), count, height, width),
+        exposures=exposures,
+        pattern=calibration.pattern,
+        calibration_digest=calibration.digest,
+        name=name,
+        meta={"source": frames[0].source},
+    )
+
+
 def fuse(scans: Sequence[Scan]) -> Cloud:
     """All valid points of scans in one frame, concatenated in scan order.
 

@@ -23,6 +23,7 @@ from forge_station.geometry.plane import typical_spacing
 
 __all__ = ["TriangleMesh", "read_cloud", "read_mesh", "write_cloud"]
 
+FARTHEST = 1e9  # no coordinate is this large in any unit; NaN and infinity are not below it either
 METRE_BELOW = 2.0  # no station has a field of view with a diagonal of 2 mm, none is 2 m wide
 SUFFIXES = (".ply", ".pcd", ".npz", ".xyz", ".txt", ".csv", ".asc")
 
@@ -78,7 +79,7 @@ def read_cloud(
                 got=other or "no suffix",
             )
     points = raw.points.copy()
-    finite = np.isfinite(points).all(axis=1)
+    finite = (np.abs(points) < FARTHEST).all(axis=1)
     zero = finite & (points == 0).all(axis=1)
     notes = []
     if zero.sum() > 0.01 * len(points):

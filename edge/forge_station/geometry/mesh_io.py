@@ -49,8 +49,8 @@ def read_mesh(path: Path, unit: str = "auto") -> TriangleMesh:
             )
     if len(faces) == 0:
         raise InputError("mesh has no faces", which=path)
-    if not np.isfinite(vertices).all():
-        raise InputError("mesh has a vertex that is not finite", which=path)
+    if not (np.abs(vertices) < 1e9).all():
+        raise InputError("mesh has a vertex that is not finite, or absurdly far away", which=path)
     if faces.min() < 0 or faces.max() >= len(vertices):
         raise InputError(
             "face names a vertex that does not exist",

@@ -129,6 +129,10 @@ def _header(path: Path, data: bytes) -> tuple[str, list[Element], tuple[int, int
             expected="ascii or binary_*_endian",
             got=form or "none",
         )
+    for element in elements:
+        names = [p.name for p in element.properties]
+        if len(set(names)) < len(names):
+            raise InputError(f"PLY {element.name} has two properties of one name", which=path)
     if any(element.count < 0 for element in elements):
         raise InputError("PLY element count is negative", which=path)
     size = (grid["num_rows"], grid["num_cols"]) if len(grid) == 2 else None
