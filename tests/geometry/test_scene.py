@@ -47,7 +47,7 @@ def block(
             side[:, axis] = sign
             sides.append(side)
     points = np.concatenate([top, *sides]) * (length, width, height)
-    return points + (*centre, 0.0)
+    return points + np.array([*centre, 0.0])
 
 
 def noisy(rng: np.random.Generator, *clouds: Points) -> NDArray[np.float32]:

@@ -36,15 +36,16 @@ _RED: Colour = (255, 0, 0)
 
 # matplotlib's tab20.
 _TAB20 = (
-    "1f77b4 aec7e8 ff7f0e ffbb78 2ca02c 98df8a d62728 ff9896 9467bd c5b0d5 "
-    "8c564b c49c94 e377c2 f7b6d2 7f7f7f c7c7c7 bcbd22 dbdb8d 17becf 9edae5"
-).split()
+    0x1F77B4, 0xAEC7E8, 0xFF7F0E, 0xFFBB78, 0x2CA02C, 0x98DF8A, 0xD62728, 0xFF9896, 0x9467BD,
+    0xC5B0D5, 0x8C564B, 0xC49C94, 0xE377C2, 0xF7B6D2, 0x7F7F7F, 0xC7C7C7, 0xBCBD22, 0xDBDB8D,
+    0x17BECF, 0x9EDAE5,
+)  # fmt: skip
 
 
 def colours(count: int) -> list[Colour]:
     """tab20 sampled by linspace(0, 1, count), as matplotlib maps it: index floor(20 x), 19 last."""
     picked = [_TAB20[min(19, int(20 * x))] for x in np.linspace(0.0, 1.0, count)]
-    return [(int(c[0:2], 16), int(c[2:4], 16), int(c[4:6], 16)) for c in picked]
+    return [(c >> 16, c >> 8 & 255, c & 255) for c in picked]
 
 
 def composite(parts: Sequence[Points]) -> ByteImage:

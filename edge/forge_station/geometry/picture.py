@@ -234,7 +234,7 @@ def _probability(image: ByteImage, mark: MarkPicture, at: tuple[int, int], room:
     bar = room - 60
     share = min(1.0, max(0.0, mark.probability))
     cv2.rectangle(image, at, (at[0] + bar, at[1] + 10), _WHITE, cv2.FILLED)
-    end = at[0] + int(round(share * bar))
+    end = at[0] + round(share * bar)
     cv2.rectangle(image, at, (end, at[1] + 10), _MUTED, cv2.FILLED)
     cv2.rectangle(image, at, (at[0] + bar, at[1] + 10), _INK, 1)
     # 99.96 % must not read as certain.
@@ -349,7 +349,7 @@ def _shape(
     ink: Colour,
     paper: Colour,
 ) -> None:
-    """PASS: disc with a tick. FAIL: octagon with a cross. UNSURE: triangle with ?. ERROR: square with !."""
+    """PASS: disc, tick. FAIL: octagon, cross. UNSURE: triangle with ?. ERROR: square with !."""
     x, y = centre
     if outcome is Outcome.PASS:
         cv2.circle(image, centre, radius, ink, cv2.FILLED, cv2.LINE_AA)
@@ -406,7 +406,7 @@ def _scale_bar(image: ByteImage, mm_per_px: float, right: int, y: int) -> None:
         ),
         10.0,
     )
-    pixels = int(round(length / mm_per_px))
+    pixels = round(length / mm_per_px)
     left = right - pixels
     cv2.rectangle(image, (left, y + 2), (right, y + 6), _INK, cv2.FILLED)
     for x in (left, right):

@@ -64,7 +64,7 @@ def ends(values: Matrix, camera_pixel_mm: float, poses: int = 1) -> tuple[float,
 
 
 def top(z: Matrix, camera_pixel_mm: float, poses: int = 1) -> float:
-    """Height of the top of a part, mm. A flat top has noise on both sides: denser end than `ends`."""
+    """Height of the top of a part, mm. A flat top is noisy on both sides: denser than `ends`."""
     return _high_end(z, camera_pixel_mm, poses, TOP_DENSITY)
 
 
@@ -72,8 +72,8 @@ def _high_end(values: Matrix, camera_pixel_mm: float, poses: int, density: float
     highest = float(values.max())
     span = highest - float(values.min())
     # Thin clouds (meshes, files) get wider bins, of about eight points.
-    width = max(_BIN_PX * camera_pixel_mm, 8.0 * span / len(values), 1e-9)
-    depth = int(round(_EDGE_REACH_PX / _BIN_PX))
+    width = max(_BIN_PX * camera_pixel_mm, min(8.0 * span / len(values), span / 8.0), 1e-9)
+    depth = round(_EDGE_REACH_PX / _BIN_PX)
     count = 4 * depth + int(0.25 * span / width) + 1
     number = np.minimum((highest - values) / width, count).astype(np.int64)
     held = np.bincount(number, minlength=count + 1)[:count].astype(np.float64)
@@ -82,7 +82,7 @@ def _high_end(values: Matrix, camera_pixel_mm: float, poses: int, density: float
     full = held >= np.maximum(poses, density * inside)
     full &= np.concatenate([full[1:], [True]])
     first = int(np.argmax(full)) if full.any() else 0
-    return highest - (first + 0.5) * width
+    return max(highest - (first + 0.5) * width, highest - span / 2.0)
 
 
 def align(

@@ -27,7 +27,10 @@ class Limits:
     max_reprojection_px: float = 2.0
 
 
-def gate(cloud: Cloud, scene: Scene, limits: Limits = Limits()) -> tuple[Problem, ...]:
+DEFAULT_LIMITS = Limits()
+
+
+def gate(cloud: Cloud, scene: Scene, limits: Limits = DEFAULT_LIMITS) -> tuple[Problem, ...]:
     """Every problem of a scan: of the decoding, of the scene, of each part; worst level first."""
     problems = [
         *_scan_problems(cloud.quality, len(cloud.points), limits),
