@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -43,7 +44,7 @@ def test_the_station_requires_no_training_framework(wheel):
     (metadata,) = [name for name in wheel.namelist() if name.endswith("/METADATA")]
     lines = wheel.read(metadata).decode().splitlines()
     required = [line.split(": ")[1] for line in lines if line.startswith("Requires-Dist: ")]
-    base = {line.split(">")[0].split("=")[0] for line in required if "extra ==" not in line}
+    base = {re.split(r"[<>=;, ]", line)[0] for line in required if "extra ==" not in line}
     assert base == {
         "numpy", "onnxruntime", "opencv-python-headless", "paho-mqtt", "pyyaml", "tokenizers",
     }  # fmt: skip
