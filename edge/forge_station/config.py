@@ -143,7 +143,11 @@ def read_yaml(path: Path) -> object:
         raise ConfigError("file is not UTF-8 text", which=path, got=str(error)) from error
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: a day like 2026-02-31
         raise ConfigError("not valid YAML", which=path, got=_one_line(error)) from error
 
 
@@ -153,6 +157,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key.value!r} given twice", key.start_mark
@@ -161,7 +167,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _one_line(error: yaml.YAMLError) -> str:
+def _one_line(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
     return problem if mark is None else f"{problem}, line {mark.line + 1}, column {mark.column + 1}"

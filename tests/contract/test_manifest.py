@@ -92,6 +92,8 @@ def test_a_changed_file_is_named_with_what_to_do():
         (manifest().to_json()[:-60], "truncated or edited"),
         (b'{"name": "a", "name": "b"}', "key given twice: name"),
         (b'{"name": NaN}', "name: nan"),
+        (b'{"model": ' + b"[" * 100_000, "not JSON"),
+        (b'{"release_counter": ' + b"9" * 5000 + b"}", "manifest"),
     ],
 )
 def test_a_damaged_manifest_is_refused(content, message):

@@ -8,10 +8,15 @@ from enum import Enum
 from typing import Annotated, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forge_station.contract import record
 from forge_station.contract.error import ContractError, Fault, StationError
+from forge_station.contract.manifest import Manifest
 from forge_station.contract.record import Limit
+from forge_station.contract.spec import LineSpec
+from forge_station.contract.verdict import Verdict
 
 
 class Colour(str, Enum):
@@ -186,6 +191,34 @@ def test_a_type_without_a_rule_is_a_programming_error():
 
     with pytest.raises(TypeError, match="no rule for the type"):
         record.read(Odd, {"c": 1})
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["many", "table", "animal", "kind", "a", "b", "pair", "outcome", "scan", "checks"]
+            )
+            | st.text(max_size=4),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(plain)
+def test_any_plain_data_gives_a_value_or_a_contract_error(data):
+    for cls in (Everything, Verdict, Manifest, LineSpec):
+        try:
+            value = record.read(cls, data)
+        except ContractError as error:
+            assert error.faults
+        else:
+            assert isinstance(value, cls)
 
 
 class TestMessages:

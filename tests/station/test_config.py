@@ -142,6 +142,11 @@ def test_problems_of_both_files_are_in_one_message(station, tmp_path):
         ("line: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
         ("a: &x [1]\nb: *y\n", "not valid YAML"),
         ("\x00", "not valid YAML"),
+        ("a: 2026-02-31\n", "not valid YAML"),
+        ("? [a]\n: 1\n", "not valid YAML"),
+        ("a: " + "[" * 3000, "not valid YAML"),
+        ("line: " + "9" * 5000 + "\n", "not valid YAML"),
+        ("line: {a: 1}\n", "line: {'a': 1}; allowed: a path"),
     ],
 )
 def test_a_file_that_is_not_plain_yaml_is_refused(tmp_path, text, message):
@@ -164,6 +169,16 @@ def test_a_file_of_other_bytes_a_large_one_and_a_folder_are_refused(tmp_path):
         config.load_station(tmp_path)
     with pytest.raises(ConfigError, match="No such file"):
         config.load_station(tmp_path / "none.yaml")
+
+
+def test_nested_aliases_do_not_blow_up_the_message(tmp_path):
+    levels = ["l0: &l0 [x, x]"]
+    levels += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 30)]
+    file = tmp_path / "station.yaml"
+    file.write_text("\n".join([*levels, "line: *l29"]))
+    with pytest.raises(ConfigError) as caught:
+        config.load_station(file)
+    assert len(str(caught.value)) < 20_000
 
 
 def test_yaml_merge_keys_are_no_duplicates(tmp_path):

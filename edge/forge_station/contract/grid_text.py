@@ -123,10 +123,12 @@ def channel_text(grid: DefectGrid, channel: str = "artifact") -> str:
 
 
 _ROW = re.compile(r"r([1-9]|1[0-6]): ((?:[1-9]|1[0-6])!?(?:,(?:[1-9]|1[0-6])!?)*)")
-_LOOSE_ROW = re.compile(r"r(?:ow)?\s*(\d+)\s*:\s*(\d+\s*!?(?:\s*,\s*\d+\s*!?)*)", re.IGNORECASE)
+_LOOSE_ROW = re.compile(
+    r"r(?:ow)?\s*(\d{1,4})\s*:\s*(\d{1,4}(?:\s*!)?(?:\s*,\s*\d{1,4}(?:\s*!)?)*)", re.IGNORECASE
+)
 _ROW_WITHOUT_R = re.compile(r"\d+\s*:.*")
 _ROW_START = re.compile(r"r(?:ow)?\s*\d+\s*:.*", re.IGNORECASE)
-_SCORE = re.compile(r"(score|pq|sc)(\s*:\s*)(\d+)(\s*/\s*)10", re.IGNORECASE)
+_SCORE = re.compile(r"(score|pq|sc)\s*:\s*(\d{1,4})\s*/\s*10", re.IGNORECASE)
 _SCORE_START = re.compile(r"(score|pq|sc)\s*:.*", re.IGNORECASE)
 _HEADER = re.compile(r"(artifact|misalign)(\s*:\s*)", re.IGNORECASE)
 
@@ -209,11 +211,11 @@ class _Strict:
     def score(self, number: int, line: str) -> None:
         name = next(item for item in SCORE_NAMES if line.lower().startswith(item))
         match = _SCORE.fullmatch(line)
-        if match is None or int(match.group(3)) > 10:
+        if match is None or int(match.group(2)) > 10:
             self.warn("SCORE_MALFORMED", number, line, fatal=True)
             self.lost_scores.add(name)
             return
-        value = int(match.group(3))
+        value = int(match.group(2))
         if line != f"{name}: {value}/10":
             self.warn("SPACING", number, line)
         if self.sections or self.section:

@@ -96,7 +96,7 @@ def parse(content: bytes, which: str = MANIFEST_NAME) -> Manifest:
     """
     try:
         data = json.loads(content.decode("utf-8"), object_pairs_hook=_no_duplicates)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ContractError(
             "the manifest is not JSON",
             which=which,

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import math
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -294,8 +295,13 @@ def _join(path: str, name: str) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    """A short repr; bounded also for nested YAML aliases, whose full repr would never end."""
+    text = _SHORT.repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 60, 60
 
 
 def _one_of(items: Any) -> str:
