@@ -143,11 +143,7 @@ def read_yaml(path: Path) -> object:
         raise ConfigError("file is not UTF-8 text", which=path, got=str(error)) from error
     try:
         return yaml.load(text, Loader=_Loader)
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: a day like 2026-02-31
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a 31 February
         raise ConfigError("not valid YAML", which=path, got=_one_line(error)) from error
 
 
