@@ -1,0 +1,159 @@
+"""What is asked of the model and how its answers read: the text of the three checks, once.
+
+Training, evaluation and the station use these functions, so a prompt exists in one place. Knows
+nothing of tokens, images or decisions.
+
+A conversation has up to two turns. Turn one shows a picture and measured facts; the assistant
+answers in keyed lines, each of which can be decoded alone as a short branch behind the same trunk:
+
+    marks sheet      A: hex_bolt M8x30          one line a mark: workpiece and model number
+    surface picture  class: dent                normal, crack, cut, deformation or dent
+                     score: 4/10                10 is a perfect surface
+                     front r5: 5,6,9            one line a grid row of each view, or `none`
+
+Turn two (marks sheet only) gives the readings back together with the specification and asks for
+the benchmark's letter, the missing part and a conformity score. The first turn never shows the
+specification: what a reader sees must not depend on what it is expected to see.
+
+Decision lines follow the FORGE tasks WORKVERI, SURFINSP and ASSYVERI; the grid lines are the text
+grid of VIEScore2 (rows and columns 1..16 from the upper left), one grid a view.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from forge_station.contract.views import MARKS, VIEWS
+
+CONTRACT_VERSION = 1
+
+SYSTEM_PROMPT = "Inspect the parts."
+TRUNK_OPEN = f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n"
+IMAGE_OPEN, IMAGE_TOKEN, IMAGE_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+ASSISTANT = "<|im_end|>\n<|im_start|>assistant\n"
+NEXT_USER = "<|im_end|>\n<|im_start|>user\n"
+
+TASKS = ("workpiece", "surface", "assembly")
+NORMAL = "normal"
+DEFECT_CLASSES: tuple[str, ...] = ("crack", "cut", "deformation", "dent")
+SURFACE_CLASSES: tuple[str, ...] = (NORMAL, *DEFECT_CLASSES)
+REQUESTS = ("score", "grid", "joint")
+"""The three VIEScore2 requests on one set of weights."""
+NONE = "none"
+GRID_ROWS = 16
+SCORES: tuple[str, ...] = tuple(f"{n}/10" for n in range(11))
+
+
+def sheet_facts(
+    sizes: Mapping[str, tuple[float, float, float]], mm_per_px: float
+) -> str:
+    """User text beside a marks sheet: scale and the measured (length, width, height) a mark, mm."""
+    lines = [f"marks scale {mm_per_px:.2f}"]
+    lines += [f"{mark}: {size_text(size)}" for mark, size in sorted(sizes.items())]
+    return "\n".join(lines)
+
+
+def surface_facts(part: str, size: tuple[float, float, float], request: str = "joint") -> str:
+    """User text beside a surface picture: what the part is and how large it was measured."""
+    if request not in REQUESTS:
+        raise ValueError(f"surface request: expected one of {REQUESTS}, got {request!r}")
+    return f"surface {request}\n{part}\n{size_text(size)}"
+
+
+def size_text(size: tuple[float, float, float]) -> str:
+    """`30.1 13.0 6.8`: millimetres with one decimal."""
+    return " ".join(f"{value:.1f}" for value in size)
+
+
+def readings_text(readings: Mapping[str, str]) -> str:
+    """The assistant's lines of turn one, in mark order."""
+    return "".join(f"{mark}: {reading}\n" for mark, reading in sorted(readings.items()))
+
+
+def judge_text(kind: str, required: Mapping[str, int] | None) -> str:
+    """User text of turn two: `batch` of one part (None: the majority rules) or an `assembly`."""
+    if kind not in ("batch", "assembly"):
+        raise ValueError(f"judge: expected batch or assembly, got {kind!r}")
+    if not required:
+        return f"{kind} majority"
+    if kind == "batch":
+        return f"batch {next(iter(required))}"
+    return "\n".join(["assembly", *(f"{n} {part}" for part, n in required.items())])
+
+
+def mark_key(mark: str) -> str:
+    return f"{mark}:"
+
+
+def row_key(view: str, row: int) -> str:
+    """Key of a grid row; `row` counts from 0 in arrays and from 1 in text."""
+    return f"{view} r{row + 1}:"
+
+
+ROW_KEYS: tuple[tuple[str, int], ...] = tuple(
+    (view, row) for view in VIEWS for row in range(GRID_ROWS)
+)
+CLASS_KEY, SCORE_KEY, ANSWER_KEY, MISSING_KEY = "class:", "score:", "answer:", "missing:"
+LETTER_OPTIONS: tuple[str, ...] = (*MARKS, NONE)
+
+
+def row_text(columns: Sequence[int]) -> str:
+    """Answer of one grid row: 0-based columns -> `5,6,9` (1-based, ascending) or `none`."""
+    return ",".join(str(column + 1) for column in sorted(columns)) or NONE
+
+
+def conformity_score(violations: int) -> int:
+    """Conformity 0..10: three points less for every part that is missing, extra or wrong."""
+    return max(0, 10 - 3 * violations)
+
+
+def surface_score(defect_share: float) -> int:
+    """Surface score 0..10 from the share of visible surface cells that are defective.
+
+    10 for a clean part; a defect scores 7 at most and falls with the square root of its share, so
+    that small defects differ: 1 % -> 6, 5 % -> 4, 25 % and more -> 0.
+    """
+    if defect_share <= 0:
+        return 10
+    return round(7 * (1 - min(1.0, (4 * defect_share) ** 0.5)))
+
+
+def parse_letter(text: str, options: Sequence[str], *, strict_first_letter: bool = False) -> str:
+    """The chosen letter of a free answer, or "" when there is none.
+
+    Order: the last explicit `answer: X` / `answer is X`, then a sole bare letter. The published
+    protocol takes the first capital letter of the text, which reads "Answer: B" as A;
+    `strict_first_letter` reproduces it for comparison.
+    """
+    letters = [option for option in options if len(option) == 1]
+    if strict_first_letter:
+        found = re.search(f"[{''.join(letters)}]", text.upper())
+        return found.group(0) if found else ""
+    explicit = re.findall(
+        rf"answer\s*(?:is|:)\s*\(?({'|'.join(map(re.escape, options))})\b", text, re.IGNORECASE
+    )
+    if explicit:
+        last = str(explicit[-1])
+        return last if last.lower() == NONE else last.upper()
+    bare = re.findall(rf"(?<![A-Za-z])([{''.join(letters)}])(?![A-Za-z])", text)
+    if len(set(bare)) == 1:
+        return str(bare[0])
+    return NONE if text.strip().lower() == NONE and NONE in options else ""
+
+
+def parse_surfinsp(text: str) -> tuple[str, list[str]]:
+    """The benchmark's two-part surface answer -> (class or "", warnings).
+
+    `Part 1: Yes` is normal; `Part 1: No` takes the class of `Part 2: A..D`. Yes with a letter is
+    normal with a warning; No without a letter has no class.
+    """
+    first = re.search(r"part\s*1\s*:\s*(yes|no)\b", text, re.IGNORECASE)
+    second = re.search(r"part\s*2\s*:\s*\(?([A-D])\b", text, re.IGNORECASE)
+    if first is None:
+        return "", ["no `Part 1: Yes|No` line"]
+    if first.group(1).lower() == "yes":
+        return NORMAL, (["Part 1 is Yes but Part 2 names a defect"] if second else [])
+    if second is None:
+        return "", ["Part 1 is No but Part 2 names no defect"]
+    return DEFECT_CLASSES["ABCD".index(second.group(1).upper())], []

@@ -1,0 +1,194 @@
+"""Sample pools on disk: written in shards by `training.synth`, read memory-mapped by training.
+
+A shard is `NNNN.images.npy` (uint8) and `NNNN.meta.npz`; the meta file is written last, so that a
+killed writer leaves no half shard. Pools may grow while they are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from forge_station.contract import tasks
+from forge_station.contract.catalogue import CATALOGUE, WORKPIECES
+from forge_station.contract.views import MARKS, NANO_LAYOUT, VIEWS
+from forge_station.geometry import sheet
+from training import pack
+
+_WORKPIECE_OF = np.array([WORKPIECES.index(model.workpiece) for model in CATALOGUE])
+
+
+def write_shard(
+    folder: Path, number: int, images: np.ndarray, meta: dict[str, np.ndarray]
+) -> None:
+    """Write one shard; the meta file appears last and by rename."""
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / f"{number:05d}.images.npy", images)
+    partial = folder / f"{number:05d}.partial.npz"
+    np.savez(partial, **meta)  # type: ignore[arg-type]
+    partial.replace(folder / f"{number:05d}.meta.npz")
+
+
+@dataclass(frozen=True)
+class _Shards:
+    images: list[np.ndarray]
+    meta: dict[str, np.ndarray]
+    first: np.ndarray
+
+    def __len__(self) -> int:
+        return int(self.first[-1])
+
+    def image(self, index: int) -> np.ndarray:
+        shard = int(np.searchsorted(self.first, index, side="right")) - 1
+        return np.asarray(self.images[shard][index - self.first[shard]])
+
+
+def _open(data: Path, name: str) -> _Shards:
+    files = sorted((data / name).glob("*.meta.npz"))
+    if not files:
+        raise SystemExit(
+            f"pool {data / name}: no shards found; write it with `python -m training.synth {name}`"
+        )
+    images, metas = [], []
+    for file in files:
+        images.append(np.load(str(file).replace(".meta.npz", ".images.npy"), mmap_mode="r"))
+        with np.load(file) as stored:
+            metas.append({key: stored[key] for key in stored.files})
+    meta = {key: np.concatenate([m[key] for m in metas]) for key in metas[0]}
+    return _Shards(images, meta, np.cumsum([0] + [len(i) for i in images]))
+
+
+@dataclass(frozen=True)
+class SheetBatch:
+    """images uint8 [B, H, W, 3]; letters, pieces int64 [B, columns] (see AuxiliaryHeads)."""
+
+    images: torch.Tensor
+    packed: pack.Batch
+    letters: torch.Tensor
+    pieces: torch.Tensor
+
+
+@dataclass(frozen=True)
+class SheetPool:
+    """Marks sheets: parts stand in columns 0..n-1; `batch` shuffles letters and columns."""
+
+    shards: _Shards
+
+    @classmethod
+    def open(cls, data: Path, name: str) -> SheetPool:
+        return cls(_open(data, name))
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def batch(self, index: np.ndarray, rng: np.random.Generator) -> SheetBatch:
+        layout, meta = NANO_LAYOUT, self.shards.meta
+        height, width = layout.sheet_size
+        images = np.zeros((len(index), height, width, 3), np.uint8)
+        letters = np.full((len(index), layout.columns), len(MARKS), np.int64)
+        pieces = np.full((len(index), layout.columns), -1, np.int64)
+        packed = []
+        for row, i in enumerate(index.tolist()):
+            stored = self.shards.image(i)
+            count = int(meta["count"][i])
+            order, columns = rng.permutation(count), rng.permutation(layout.columns)[:count]
+            readings, sizes = {}, {}
+            for mark, (source, column) in enumerate(
+                zip(order.tolist(), columns.tolist(), strict=True)
+            ):
+                left = column * layout.cell
+                cell = stored[:, source * layout.cell : (source + 1) * layout.cell]
+                images[row, :, left : left + layout.cell] = cell
+                for view in range(len(VIEWS)):
+                    top = view * layout.cell
+                    images[row, top : top + layout.strip, left : left + layout.cell] = 0
+                    sheet.draw_letter(images[row], MARKS[mark], left, top, layout)
+                part = int(meta["part"][i, source])
+                size = meta["size"][i, source]
+                jitter = rng.normal(0, 0.03 + 0.002 * size)
+                letters[row, column], pieces[row, column] = mark, _WORKPIECE_OF[part]
+                readings[MARKS[mark]] = pack.PART_IDS[part]
+                sizes[MARKS[mark]] = _size(np.maximum(size + jitter, 0.1))
+            packed.append(
+                pack.pack_sheet(
+                    readings, sizes, float(meta["mm_per_px"][i]), (height, width), rng
+                )
+            )
+        return SheetBatch(
+            torch.from_numpy(images),
+            pack.collate(packed),
+            torch.from_numpy(letters),
+            torch.from_numpy(pieces),
+        )
+
+    def random_readings(
+        self, count: int, rng: np.random.Generator
+    ) -> list[dict[str, str]]:
+        """Readings without a picture: half from stored scenes, half drawn from the catalogue."""
+        out = []
+        meta = self.shards.meta
+        for _ in range(count):
+            if rng.random() < 0.5:
+                i = int(rng.integers(len(self)))
+                parts = [int(p) for p in meta["part"][i] if p >= 0]
+            else:
+                kinds = rng.integers(0, len(CATALOGUE), int(rng.integers(1, 5)))
+                parts = [int(p) for p in rng.choice(kinds, int(rng.integers(2, 7)))]
+            rng.shuffle(parts)
+            out.append({MARKS[i]: pack.PART_IDS[part] for i, part in enumerate(parts)})
+        return out
+
+
+@dataclass(frozen=True)
+class SurfaceBatch:
+    """images uint8 [B, H, W, 3]; grid bool [B, 3, 16, 16]; defect int64 [B] (0 = normal)."""
+
+    images: torch.Tensor
+    packed: pack.Batch
+    grid: torch.Tensor
+    defect: torch.Tensor
+
+
+@dataclass(frozen=True)
+class SurfacePool:
+    """Surface pictures with class, score and grid."""
+
+    shards: _Shards
+
+    @classmethod
+    def open(cls, data: Path, name: str) -> SurfacePool:
+        return cls(_open(data, name))
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def batch(self, index: np.ndarray, rng: np.random.Generator) -> SurfaceBatch:
+        meta = self.shards.meta
+        images = np.stack([self.shards.image(i) for i in index.tolist()])
+        packed = []
+        for i in index.tolist():
+            size = meta["size"][i] * rng.normal(1, 0.005, 3)
+            packed.append(
+                pack.pack_surface(
+                    pack.PART_IDS[int(meta["part"][i])],
+                    _size(size),
+                    tasks.SURFACE_CLASSES[int(meta["defect"][i])],
+                    meta["grid"][i],
+                    int(meta["score"][i]),
+                    NANO_LAYOUT.surface_size,
+                    rng,
+                )
+            )
+        return SurfaceBatch(
+            torch.from_numpy(images),
+            pack.collate(packed),
+            torch.from_numpy(meta["grid"][index]),
+            torch.from_numpy(meta["defect"][index].astype(np.int64)),
+        )
+
+
+def _size(values: np.ndarray) -> tuple[float, float, float]:
+    return float(values[0]), float(values[1]), float(values[2])
