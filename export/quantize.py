@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 32
+_ROWS_AT_ONCE = 4096
 UNPACK_BELOW = 64_000_000
 """Graphs with fewer weights are unpacked to float32 at load (256 MB)."""
 
@@ -62,6 +63,18 @@ def quantize_blocks(weight: NDArray[np.float32], bits: int, block: int = BLOCK) 
     """float32 [N, K] (torch layout of a linear layer) -> blocks of `bits` 4 or 8."""
     rows, columns = weight.shape
     count = -(-columns // block)
+    values = np.empty((rows, count, block * bits // 8), np.uint8)
+    scales = np.empty((rows, count), np.float32)
+    for first in range(0, rows, _ROWS_AT_ONCE):  # an lm_head of 3B has 152k rows
+        part = slice(first, first + _ROWS_AT_ONCE)
+        values[part], scales[part] = _quantize_rows(weight[part], bits, count, block)
+    return BlockWeight(values, scales, bits, columns)
+
+
+def _quantize_rows(
+    weight: NDArray[np.float32], bits: int, count: int, block: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    rows, columns = weight.shape
     padded = np.zeros((rows, count * block), np.float32)
     padded[:, :columns] = weight
     blocks = padded.reshape(rows, count, block)
@@ -73,7 +86,7 @@ def quantize_blocks(weight: NDArray[np.float32], bits: int, block: int = BLOCK) 
     levels = np.clip(np.rint(blocks * inverse) + zero, 0, 2 * zero - 1).astype(np.uint8)
     if bits == 4:
         levels = levels[..., 0::2] | (levels[..., 1::2] << 4)
-    return BlockWeight(levels, scales[..., 0], bits, columns)
+    return levels, scales[..., 0]
 
 
 def dequantize(weight: BlockWeight) -> NDArray[np.float32]:

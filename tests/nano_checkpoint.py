@@ -1,13 +1,15 @@
-"""Random Qwen2.5-VL checkpoints of nano size for tests: two tokenizers, several shapes."""
+"""Random Qwen2.5-VL checkpoints of nano size for tests: two tokenizers, several shapes.
+
+torch and transformers are imported only where a model is made.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 SPECIAL = (
     "<|endoftext|>",
@@ -35,6 +37,7 @@ def word_tokenizer() -> Tokenizer:
     """One token a word, as the nano model has it: `5` and `,6` are tokens, spaces are none."""
     words = [*SPECIAL, *WORDS, *(f"r{n}:" for n in range(1, 17)), *(f",{n}" for n in range(1, 17))]
     words += [str(n) for n in range(100)] + [f".{n}" for n in range(10)]
+    words += [f".{n:02d}" for n in range(100)]
     words = list(dict.fromkeys(words))
     vocabulary = {word: n for n, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL[0]))
@@ -72,8 +75,11 @@ def make_model(
     tied: bool = False,
     seed: int = 0,
     depth: int = 2,
-) -> Qwen2_5_VLForConditionalGeneration:
+) -> Any:
     """Random weights, larger than the usual initialisation so that differences mean something."""
+    import torch
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
     torch.manual_seed(seed)
     size = -(-tokenizer.get_vocab_size() // 64) * 64
     token = tokenizer.token_to_id
@@ -126,7 +132,7 @@ def make_model(
 
 def write_checkpoint(
     folder: Path,
-    model: Qwen2_5_VLForConditionalGeneration,
+    model: Any,
     tokenizer: Tokenizer,
     shard_size: str = "1GB",
 ) -> None:

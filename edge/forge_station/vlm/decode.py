@@ -24,6 +24,8 @@ Cache = Sequence[NDArray[Any]]
 Forward = Callable[[Pack, Cache, NDArray[np.int64]], tuple[NDArray[np.float32], Cache]]
 """(pack, past keys and values, positions [K]) -> (logits [K, V], keys and values with the pack)."""
 
+_NEGLIGIBLE = 1e-30
+
 
 @dataclass(frozen=True)
 class Branch:
@@ -200,7 +202,7 @@ def _choose(
         total = logprobs + np.array([alive[row].logprob for row in rows])[:, None]
         chosen = {(i, int(token)) for i, token in enumerate(best)}
         if any(_beams(branches[alive[row].branch]) > 1 for row in rows):
-            worth = np.argwhere(total >= math.log(limits.min_alternative))
+            worth = np.argwhere(total >= math.log(max(limits.min_alternative, _NEGLIGIBLE)))
             chosen.update(
                 (int(i), int(token))
                 for i, token in worth
