@@ -242,9 +242,12 @@ def pack_surface(
     score: int,
     image: tuple[int, int],
     rng: np.random.Generator,
-    empty_rows: int = 16,
+    most_rows: int = 12,
 ) -> Packed:
-    """Class, score and grid rows; `grid` [3, 16, 16] bool. At most `empty_rows` empty rows."""
+    """Class, score and grid rows; `grid` [3, 16, 16] bool.
+
+    At most `most_rows` filled and as many empty rows are drawn; their weights stand for the rest.
+    """
     request = str(rng.choice(tasks.REQUESTS, p=[0.1, 0.1, 0.8]))
     packed = Packed()
     facts = tasks.surface_facts(part, size, request)
@@ -256,14 +259,14 @@ def pack_surface(
         views = {view: i for i, view in enumerate(("front", "side", "top"))}
         filled = [(v, r) for v, r in tasks.ROW_KEYS if grid[views[v], r].any()]
         empty = [(v, r) for v, r in tasks.ROW_KEYS if not grid[views[v], r].any()]
-        keep = rng.permutation(len(empty))[:empty_rows]
-        share = len(empty) / max(1, len(keep))
-        for view, row in filled:
-            text = tasks.row_text(np.nonzero(grid[views[view], row])[0].tolist())
-            packed.add_branch(tasks.row_key(view, row), text, start)
-        for i in keep:
-            weight = NONE_WEIGHT * share
-            packed.add_branch(tasks.row_key(*empty[i]), tasks.NONE, start, weight=weight)
+        for rows in (filled, empty):
+            drawn = rng.permutation(len(rows))[:most_rows]
+            share = len(rows) / max(1, len(drawn))
+            for view, row in (rows[i] for i in drawn):
+                columns = np.nonzero(grid[views[view], row])[0].tolist()
+                weight = share if columns else share * NONE_WEIGHT
+                text = tasks.row_text(columns)
+                packed.add_branch(tasks.row_key(view, row), text, start, weight=weight)
     return packed
 
 

@@ -26,7 +26,6 @@ from collections.abc import Mapping, Sequence
 
 from forge_station.contract.views import MARKS, VIEWS
 
-CONTRACT_VERSION = 1
 
 SYSTEM_PROMPT = "Inspect the parts."
 TRUNK_OPEN = f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +53,10 @@ class Sheet:
 
     image: NDArray[np.uint8]
     mm_per_px: float
-    column_of: dict[str, int]
+    column_of: dict[str, int] = field(default_factory=dict)
     """Column of each mark (marks sheet only)."""
+    centre_mm: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Point of the part frame in the middle of every panel (surface picture only)."""
 
 
 def robust_box(points: Points) -> Box:
@@ -130,7 +132,7 @@ def surface_picture(points: Points, layout: Layout) -> tuple[Sheet, dict[str, re
             rendered, axes.sign * box.centre[axes.towards]
         )
         views[view] = rendered
-    return Sheet(image, mm_per_px, {}), views
+    return Sheet(image, mm_per_px, centre_mm=box.centre), views
 
 
 def draw_letter(

@@ -1,0 +1,377 @@
+"""The three checks: pictures and measurements -> prompts -> model -> what was read.
+
+The model reads, the specification rules: nothing here decides whether a part is right, except for
+the surface, where the limit on the defect probability is the decision. Knows the contract's text
+and the model's interface; no files, no cameras, no MQTT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_station.contract import explanation, grid_text, tasks
+from forge_station.contract.catalogue import CATALOGUE
+from forge_station.contract.error import ContractError, Fault
+from forge_station.contract.grid import DefectGrid
+from forge_station.contract.spec import Judgement, Product
+from forge_station.contract.verdict import (
+    Alternative,
+    CheckResult,
+    GridReading,
+    Outcome,
+    PartReading,
+    Reason,
+    SurfaceReading,
+)
+from forge_station.contract.views import AXES, MARKS, VIEWS, Layout
+from forge_station.geometry import gauge, sheet
+from forge_station.geometry.gauge import Size
+from forge_station.geometry.pose import PartCloud
+from forge_station.vlm.decode import Branch, Limits
+from forge_station.vlm.model import Trunk, VisionLanguageModel
+
+PARTS: tuple[str, ...] = tuple(model.id for model in CATALOGUE)
+GRID_SIDE = 16
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Operating points; a bundle's manifest sets them, a station file may replace them."""
+
+    defect_fail: float = 0.5
+    """Probability of any defect from which the surface fails."""
+    defect_unsure: float = 0.35
+    """Probability of any defect from which a person must look."""
+    grid_row: float = 0.5
+    """Probability from which a grid row is written."""
+    size_tolerance: float = 1.0
+    """Scale of the allowed difference between measured and nominal size of a reading."""
+    answer_disagree: float = 0.9
+    """Probability of the model's direct letter from which its contradiction makes UNSURE."""
+    token_budget: float = 48.0
+    """Tokens of one answer line; a line that needs more is UNSURE."""
+
+    @classmethod
+    def read(cls, *sources: Mapping[str, float]) -> Thresholds:
+        """Later sources win. Raises ContractError for a name that is none of the fields."""
+        known = {field.name for field in fields(cls)}
+        merged: dict[str, float] = {}
+        for source in sources:
+            merged.update(source)
+        faults = [
+            Fault(f"thresholds.{name}", str(merged[name]), f"one of {', '.join(sorted(known))}")
+            for name in sorted(set(merged) - known)
+        ]
+        if faults:
+            raise ContractError("unknown thresholds", faults=faults)
+        return cls(**merged)
+
+
+@dataclass(frozen=True)
+class MarksRead:
+    """Turn one of a marks sheet. `trunk` carries the picture for turn two."""
+
+    parts: tuple[PartReading, ...]
+    trunk: Trunk
+    overruns: tuple[str, ...]
+    """Marks whose line exceeded its budget."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The model's own opinion of turn two: letter, missing part, conformity score 0..10."""
+
+    letter: str
+    letter_probability: float
+    missing: str
+    score: float
+
+
+@dataclass(frozen=True)
+class SurfaceRead:
+    """What the surface check saw of one part. `probabilities`: class -> probability."""
+
+    reading: SurfaceReading
+    grids: tuple[GridReading, ...]
+    probabilities: Mapping[str, float]
+    overrun: bool
+
+    @property
+    def defect_probability(self) -> float:
+        return 1.0 - self.probabilities[tasks.NORMAL]
+
+
+def columns_of(count: int, layout: Layout) -> tuple[int, ...]:
+    """In which column each mark stands: not in order, so that the letter is what tells them apart.
+
+    The same for every tray of `count` parts, so that pictures are bit-identical on every run.
+    """
+    order = [*range(0, layout.columns, 2), *range(1, layout.columns, 2)]
+    order = order[::-1] if count % 2 else order
+    return tuple(order[:count])
+
+
+def read_marks(
+    model: VisionLanguageModel,
+    picture: sheet.Sheet,
+    sizes: Mapping[str, Size],
+    points: Mapping[str, int],
+    thresholds: Thresholds,
+    time_budget_s: float,
+) -> MarksRead:
+    """Read workpiece and model number at every mark of a sheet, all lines in one decoding."""
+    facts = tasks.sheet_facts({m: size.box for m, size in sizes.items()}, picture.mm_per_px)
+    trunk = model.trunk([picture.image], _trunk_text(facts))
+    grammar = model.options_grammar(PARTS)
+    marks = sorted(sizes)
+    results = model.decode_branches(
+        trunk,
+        [Branch(tasks.mark_key(mark), grammar) for mark in marks],
+        _limits(thresholds, time_budget_s),
+    )
+    parts, overruns = [], []
+    for mark, result in zip(marks, results, strict=True):
+        if result.overrun:
+            overruns.append(mark)
+        workpiece, _, number = result.text.partition(" ")
+        others = [Alternative(text, float(p)) for text, p in result.alternatives[:4]]
+        parts.append(
+            PartReading(
+                mark=mark,
+                workpiece=workpiece,
+                model_number=number,
+                probability=0.0 if result.overrun else min(1.0, result.probability),
+                alternatives=tuple(item for item in others if item.part != result.text),
+                size_mm=sizes[mark].box,
+                points=points.get(mark),
+            )
+        )
+    return MarksRead(tuple(parts), trunk, tuple(overruns))
+
+
+def judge_marks(model: VisionLanguageModel, read: MarksRead, product: Product) -> Judged:
+    """Turn two: given its readings and the specification, what does the model itself answer?"""
+    kind = "assembly" if product.kind == "assembly" else "batch"
+    readings = {part.mark: part.part for part in read.parts}
+    text = tasks.readings_text(readings) + tasks.NEXT_USER
+    text += tasks.judge_text(kind, dict(product.parts) or None) + tasks.ASSISTANT
+    trunk = model.extend(read.trunk, text)
+    letters = model.score_options(
+        trunk, tasks.ANSWER_KEY, [*sorted(readings), tasks.NONE]
+    )
+    letter = max(letters, key=lambda option: letters[option])
+    scores = model.score_options(trunk, tasks.SCORE_KEY, tasks.SCORES)
+    missing = tasks.NONE
+    if product.kind == "assembly":
+        options = model.score_options(trunk, tasks.MISSING_KEY, [*product.parts, tasks.NONE])
+        missing = max(options, key=lambda option: options[option])
+    return Judged(letter, letters[letter], missing, _expected_score(scores))
+
+
+def read_surface(
+    model: VisionLanguageModel,
+    picture: sheet.Sheet,
+    mark: str,
+    part: str,
+    size: Size,
+    thresholds: Thresholds,
+    time_budget_s: float,
+    *,
+    always_grid: bool = False,
+) -> SurfaceRead:
+    """Class and score of one part from one forward pass; the grid only where it looks defective.
+
+    `always_grid` decodes the grid in any case (evaluation).
+    """
+    facts = tasks.surface_facts(part, size.box)
+    trunk = model.trunk([picture.image], _trunk_text(facts))
+    odds = model.score_options(trunk, tasks.CLASS_KEY, tasks.SURFACE_CLASSES)
+    score = _expected_score(model.score_options(trunk, tasks.SCORE_KEY, tasks.SCORES))
+    name = max(odds, key=lambda option: odds[option])
+    looked = always_grid or 1.0 - odds[tasks.NORMAL] >= thresholds.defect_unsure
+    cells = np.zeros((len(VIEWS), GRID_SIDE, GRID_SIDE), bool)
+    overrun = False
+    if looked:
+        cells, overrun = _decode_grid(model, trunk, thresholds, time_budget_s)
+    grids = {view: DefectGrid(cells[i]) for i, view in enumerate(VIEWS)}
+    text = explanation.explain_views(score, grids if looked else {}, "surface")
+    reading = SurfaceReading(
+        mark=mark,
+        defect_class=name,  # type: ignore[arg-type]
+        probability=odds[name],
+        probabilities=dict(odds),
+        score=score,
+        explanation=text,
+    )
+    readings = [_grid_reading(mark, view, grids[view], picture) for view in VIEWS if looked]
+    return SurfaceRead(reading, tuple(readings), odds, overrun)
+
+
+def _decode_grid(
+    model: VisionLanguageModel, trunk: Trunk, thresholds: Thresholds, time_budget_s: float
+) -> tuple[NDArray[np.bool_], bool]:
+    """All 48 grid rows as parallel branches -> (cells [3, 16, 16], any row overran)."""
+    grammar = model.columns_grammar()
+    keys = tasks.ROW_KEYS
+    rows = model.decode_branches(
+        trunk,
+        [Branch(tasks.row_key(v, r), grammar, row_threshold=thresholds.grid_row) for v, r in keys],
+        _limits(thresholds, time_budget_s),
+    )
+    cells = np.zeros((len(VIEWS), GRID_SIDE, GRID_SIDE), bool)
+    for (view, row), result in zip(keys, rows, strict=True):
+        if not result.overrun:
+            for column in grid_text.parse_columns(result.text):
+                cells[VIEWS.index(view), row, column] = True
+    return cells, any(result.overrun for result in rows)
+
+
+def workpiece_result(
+    judgement: Judgement,
+    read: MarksRead,
+    sizes: Mapping[str, Size],
+    product: Product,
+    thresholds: Thresholds,
+) -> CheckResult:
+    """The specification's opinion, made UNSURE where measured size contradicts a reading."""
+    name = "assembly" if product.kind == "assembly" else "workpiece"
+    result = judgement.result(name, product.rules.min_reading_probability)  # type: ignore[arg-type]
+    doubts = size_doubts(read.parts, sizes, thresholds)
+    doubts += [
+        Reason("MODEL_OVERRUN", f"{mark}: the reading exceeded its budget", mark)
+        for mark in read.overruns
+    ]
+    return with_doubts(result, doubts)
+
+
+def with_doubts(
+    result: CheckResult,
+    doubts: Sequence[Reason],
+    score: float | None = None,
+    answer: str | None = None,
+) -> CheckResult:
+    """The result with further reasons to be unsure; a FAIL stays a FAIL."""
+    outcome = Outcome.UNSURE if doubts and result.outcome is Outcome.PASS else result.outcome
+    return CheckResult(
+        result.check,
+        outcome,
+        (*result.reasons, *doubts),
+        score if score is not None else result.score,
+        result.confidence,
+        result.threshold,
+        answer if answer is not None else result.answer,
+    )
+
+
+def size_doubts(
+    parts: Sequence[PartReading], sizes: Mapping[str, Size], thresholds: Thresholds
+) -> list[Reason]:
+    """Readings that the measured box cannot be, in any way the part can lie."""
+    doubts = []
+    for part in parts:
+        size = sizes.get(part.mark)
+        if size is None or not part.workpiece:
+            continue
+        if gauge.consistent(size, part.part, thresholds.size_tolerance) is False:
+            measures = " x ".join(f"{value:.1f}" for value in size.box)
+            text = f"{part.mark} reads {part.part}, but measures {measures} mm"
+            doubts.append(Reason("SIZE_CONTRADICTS", text, part.mark))
+    return doubts
+
+
+def judged_doubts(
+    judged: Judged, judgement: Judgement, product: Product, thresholds: Thresholds
+) -> list[Reason]:
+    """Where the model's own answer contradicts what the specification made of its readings."""
+    doubts = []
+    objected = judgement.marks
+    agrees = judged.letter in objected or (judged.letter == tasks.NONE and not objected)
+    if not agrees and judged.letter_probability >= thresholds.answer_disagree:
+        said = ", ".join(objected) or tasks.NONE
+        text = f"asked directly, the model answers {judged.letter}; its readings say {said}"
+        doubts.append(Reason("ANSWERS_DISAGREE", text, score=judged.letter_probability))
+    limit = product.rules.min_conformity_score
+    if limit is not None and judged.score < limit:
+        text = f"the model scores the conformity {judged.score:.1f}, the limit is {limit:g}"
+        doubts.append(Reason("LOW_CONFORMITY", text, score=judged.score))
+    return doubts
+
+
+def surface_result(
+    reads: Sequence[SurfaceRead], product: Product, thresholds: Thresholds
+) -> CheckResult:
+    """The surface check over all parts that were looked at; the worst part decides."""
+    fails: list[Reason] = []
+    doubts: list[Reason] = []
+    limit = product.rules.min_surface_score
+    for read in reads:
+        mark, odds = read.reading.mark, read.defect_probability
+        worst = max(tasks.DEFECT_CLASSES, key=lambda name: read.probabilities[name])
+        code = f"SURFACE_{worst.upper()}"
+        if odds >= thresholds.defect_fail:
+            fails.append(Reason(code, f"{mark}: {read.reading.explanation}", mark, odds))
+        elif odds >= thresholds.defect_unsure:
+            text = f"{mark}: perhaps a {worst}, probability {odds:.2f}"
+            doubts.append(Reason(code, text, mark, odds))
+        if read.overrun:
+            text = f"{mark}: a line of the defect grid exceeded its budget"
+            doubts.append(Reason("MODEL_OVERRUN", text, mark))
+        if odds >= thresholds.defect_fail and not any(grid.cells for grid in read.grids):
+            text = f"{mark}: a {worst} was read, but no cell of the grid is marked"
+            doubts.append(Reason("GRID_CONTRADICTS", text, mark))
+        score = read.reading.score
+        if limit is not None and score is not None and score < limit:
+            text = f"{mark}: surface score {score:.1f}, the limit is {limit:g}"
+            fails.append(Reason("LOW_SURFACE_SCORE", text, mark, score))
+    outcome = Outcome.FAIL if fails else Outcome.UNSURE if doubts else Outcome.PASS
+    scores = [read.reading.score for read in reads if read.reading.score is not None]
+    return CheckResult(
+        "surface",
+        outcome,
+        (*fails, *doubts),
+        score=min(scores, default=None),
+        confidence=min((1.0 - read.defect_probability for read in reads), default=None),
+        threshold=thresholds.defect_fail,
+    )
+
+
+def measured(parts: Sequence[PartCloud]) -> dict[str, Size]:
+    """Mark -> measured size, in the order of the scene."""
+    return {MARKS[i]: gauge.measure(part) for i, part in enumerate(parts)}
+
+
+def _trunk_text(facts: str) -> str:
+    image = f"{tasks.IMAGE_OPEN}{tasks.IMAGE_TOKEN}{tasks.IMAGE_CLOSE}"
+    return f"{tasks.TRUNK_OPEN}{image}{facts}{tasks.ASSISTANT}"
+
+
+def _limits(thresholds: Thresholds, time_budget_s: float) -> Limits:
+    return Limits(max_tokens=int(thresholds.token_budget), time_budget_s=time_budget_s)
+
+
+def _expected_score(odds: Mapping[str, float]) -> float:
+    """Mean of the score's distribution, one decimal: finer than its most probable whole number."""
+    return round(sum(int(text.split("/")[0]) * p for text, p in odds.items()), 1)
+
+
+def _grid_reading(
+    mark: str, view: str, grid: DefectGrid, picture: sheet.Sheet
+) -> GridReading:
+    axes = AXES[view]
+    side_mm = picture.image.shape[0] * picture.mm_per_px
+    centre = picture.centre_mm
+    return GridReading(
+        mark=mark,
+        view=view,  # type: ignore[arg-type]
+        text=grid_text.channel_text(grid),
+        cells=grid.indices(),
+        mm_per_cell=round(side_mm / GRID_SIDE, 5),
+        origin_mm=(
+            round(centre[axes.right] - side_mm / 2, 4),
+            round(centre[axes.up] + side_mm / 2, 4),
+        ),
+    )

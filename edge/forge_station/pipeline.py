@@ -1,0 +1,273 @@
+"""One part: pattern stacks or a cloud -> verdict, timed per stage. The hot path, without I/O.
+
+The scanner, the publisher and the evidence are passed in or follow later; this module imports
+neither drivers nor MQTT. Whatever stops a check ends in UNSURE or ERROR, never in PASS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forge_station import checks
+from forge_station.capture import base, structured_light
+from forge_station.capture.base import Cloud, PatternStack
+from forge_station.capture.calibration import Calibration
+from forge_station.checks import Thresholds
+from forge_station.contract import spec
+from forge_station.contract.spec import Product, Reading
+from forge_station.contract.verdict import (
+    GATE,
+    CheckResult,
+    GridReading,
+    ModelUsed,
+    Outcome,
+    PartReading,
+    Reason,
+    ScanSummary,
+    SurfaceReading,
+    Verdict,
+    decide,
+)
+from forge_station.contract.views import MARKS, NANO_LAYOUT, Layout
+from forge_station.errors import StationError
+from forge_station.geometry import quality, scene, sheet
+from forge_station.geometry.pose import PartCloud
+from forge_station.geometry.problem import Problem
+from forge_station.timing import Stopwatch
+from forge_station.vlm.model import VisionLanguageModel
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a trigger asked for. `product` None: read only, nothing to compare with."""
+
+    result_id: str
+    serial: str
+    product: Product | None
+    begin_time: str = ""
+    line: str = ""
+    station: str = ""
+    serial_source: str = "counter"
+    simulated: bool = False
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A verdict and what it was made from (for the picture and the evidence)."""
+
+    verdict: Verdict
+    parts: tuple[PartCloud, ...]
+    surface_pictures: Mapping[str, sheet.Sheet]
+    """Mark -> picture, for parts whose surface was looked at."""
+
+
+@dataclass(frozen=True)
+class Inspector:
+    """The model and its operating points: everything that stays from part to part."""
+
+    model: VisionLanguageModel
+    thresholds: Thresholds = Thresholds()
+    layout: Layout = NANO_LAYOUT
+    time_budget_s: float = 10.0
+
+    def inspect_stacks(
+        self,
+        job: Job,
+        stacks: Sequence[PatternStack],
+        calibrations: Mapping[str, Calibration],
+        watch: Stopwatch | None = None,
+    ) -> Inspection:
+        """Decode and fuse the pattern stacks of all head poses, then `inspect_cloud`."""
+        watch = watch or Stopwatch()
+        try:
+            with watch.stage("decode"):
+                cloud = base.fuse(structured_light.decode_all(stacks, calibrations))
+        except StationError as error:
+            return self.failed(job, error, watch)
+        digests = sorted({stack.calibration_digest for stack in stacks})
+        return self.inspect_cloud(job, cloud, watch, calibration="+".join(d[:16] for d in digests))
+
+    def inspect_cloud(
+        self,
+        job: Job,
+        cloud: Cloud,
+        watch: Stopwatch | None = None,
+        calibration: str | None = None,
+    ) -> Inspection:
+        """Separate the parts of a fused cloud (tray frame), then `inspect_parts`."""
+        watch = watch or Stopwatch()
+        with watch.stage("scene"):
+            found = scene.separate(cloud, max_marks=len(MARKS), tray_known=cloud.frame == "tray")
+        with watch.stage("gate"):
+            problems = quality.gate(cloud, found)
+        summary = ScanSummary(
+            points=len(cloud.points),
+            quality=figures(cloud),
+            flags=tuple(cloud.quality.flags),
+            source=job.source,
+            poses=cloud.poses,
+            camera_pixel_mm=cloud.camera_pixel_mm,
+            calibration=calibration,
+        )
+        return self.inspect_parts(job, found.parts, summary, problems, watch)
+
+    def inspect_parts(
+        self,
+        job: Job,
+        parts: Sequence[PartCloud],
+        summary: ScanSummary,
+        problems: Sequence[Problem],
+        watch: Stopwatch | None = None,
+    ) -> Inspection:
+        """Read, judge and decide on parts that are separated and aligned already."""
+        watch = watch or Stopwatch()
+        results = [gate_result(problems)]
+        readings: tuple[PartReading, ...] = ()
+        surfaces: list[checks.SurfaceRead] = []
+        pictures: dict[str, sheet.Sheet] = {}
+        stopped = any(problem.level == "ERROR" for problem in problems)
+        if not stopped and 0 < len(parts) <= len(MARKS):
+            try:
+                with watch.stage("gauge"):
+                    sizes = checks.measured(parts)
+                with watch.stage("views"):
+                    columns = checks.columns_of(len(parts), self.layout)
+                    clouds = [part.points for part in parts]
+                    picture = sheet.marks_sheet(clouds, columns, self.layout)
+                points = {MARKS[i]: len(part.points) for i, part in enumerate(parts)}
+                with watch.stage("read"):
+                    read = checks.read_marks(
+                        self.model, picture, sizes, points, self.thresholds, self.time_budget_s
+                    )
+                readings = read.parts
+                if job.product is not None:
+                    with watch.stage("judge"):
+                        result, readings = self._judge(job.product, read, sizes)
+                    results.append(result)
+                if job.product is None or "surface" in job.product.checks:
+                    for mark, part in zip(sizes, parts, strict=True):
+                        with watch.stage("views"):
+                            pictures[mark], _ = sheet.surface_picture(part.points, self.layout)
+                        name = next(r.part for r in read.parts if r.mark == mark)
+                        with watch.stage("surface"):
+                            surfaces.append(
+                                checks.read_surface(
+                                    self.model, pictures[mark], mark, name, sizes[mark],
+                                    self.thresholds, self.time_budget_s,
+                                )
+                            )  # fmt: skip
+                    if job.product is not None:
+                        results.append(
+                            checks.surface_result(surfaces, job.product, self.thresholds)
+                        )
+            except StationError as error:
+                results = [results[0], *_failed_checks(job, error)]
+        verdict = self._verdict(
+            job,
+            results,
+            summary,
+            watch,
+            parts=readings,
+            surface=tuple(item.reading for item in surfaces),
+            grids=tuple(grid for item in surfaces for grid in item.grids),
+        )
+        return Inspection(verdict, tuple(parts), pictures)
+
+    def failed(self, job: Job, error: StationError, watch: Stopwatch | None = None) -> Inspection:
+        """The ERROR verdict of a part whose data could not be used at all."""
+        gate = CheckResult(GATE, Outcome.ERROR, (Reason(error.code, str(error)),))
+        summary = ScanSummary(points=0, source=job.source)
+        return Inspection(self._verdict(job, [gate], summary, watch or Stopwatch()), (), {})
+
+    def _judge(
+        self, product: Product, read: checks.MarksRead, sizes: Mapping[str, Any]
+    ) -> tuple[CheckResult, tuple[PartReading, ...]]:
+        """The specification's result, the model's own answer beside it, parts marked FAIL."""
+        judgement = spec.evaluate(
+            product, {part.mark: Reading(part.part, part.probability) for part in read.parts}
+        )
+        result = checks.workpiece_result(judgement, read, sizes, product, self.thresholds)
+        if product.kind != "single":
+            judged = checks.judge_marks(self.model, read, product)
+            doubts = checks.judged_doubts(judged, judgement, product, self.thresholds)
+            score = judged.score if product.kind == "assembly" else None
+            result = checks.with_doubts(result, doubts, score, judged.letter)
+        marked = tuple(
+            PartReading(
+                part.mark, part.workpiece, part.model_number, part.probability,
+                part.alternatives, part.size_mm, part.points, judgement.outcome_of(part.mark),
+            )
+            for part in read.parts
+        )  # fmt: skip
+        return result, marked
+
+    def _verdict(
+        self,
+        job: Job,
+        results: Sequence[CheckResult],
+        summary: ScanSummary,
+        watch: Stopwatch,
+        *,
+        parts: tuple[PartReading, ...] = (),
+        surface: tuple[SurfaceReading, ...] = (),
+        grids: tuple[GridReading, ...] = (),
+    ) -> Verdict:
+        required = job.product.checks if job.product is not None else ("workpiece",)
+        checked = list(results)
+        if job.product is None and checked[0].outcome is Outcome.PASS:
+            text = "no part number was given, so there is nothing to compare the readings with"
+            checked.append(
+                CheckResult("workpiece", Outcome.UNSURE, (Reason("NOT_CHECKED", text),))
+            )
+        manifest = self.model.manifest
+        return decide(
+            required=required,
+            checks=checked,
+            scan=summary,
+            result_id=job.result_id,
+            serial=job.serial,
+            product=job.product.part_number if job.product is not None else "none",
+            parts=parts,
+            surface=surface,
+            grids=grids,
+            model=ModelUsed(
+                name=manifest.name,
+                version=manifest.version,
+                release_counter=manifest.release_counter,
+                sha256=manifest.sha256,
+                precision=manifest.precision,
+                provider=self.model.provider,
+            ),
+            line=job.line,
+            station=job.station,
+            serial_source=job.serial_source,
+            simulated=job.simulated,
+            begin_time=job.begin_time,
+            timings_ms=watch.timings_ms(),
+        )
+
+
+def gate_result(problems: Sequence[Problem]) -> CheckResult:
+    """The scan gate: PASS without problems, else the worst level with all reasons."""
+    reasons = tuple(Reason(problem.code, problem.text) for problem in problems)
+    if not reasons:
+        return CheckResult(GATE, Outcome.PASS)
+    worst = any(problem.level == "ERROR" for problem in problems)
+    return CheckResult(GATE, Outcome.ERROR if worst else Outcome.UNSURE, reasons)
+
+
+def figures(cloud: Cloud) -> dict[str, float]:
+    """Quality of a scan as numbers of the verdict."""
+    names = ("valid_share", "saturated_share", "dark_share", "inconsistent_share", "flying_share")
+    found = {name: float(getattr(cloud.quality, name)) for name in names}
+    if cloud.quality.reprojection_px is not None:
+        found["reprojection_px"] = float(cloud.quality.reprojection_px)
+    return {name: round(value, 5) for name, value in found.items()}
+
+
+def _failed_checks(job: Job, error: StationError) -> list[CheckResult]:
+    required = job.product.checks if job.product is not None else ("workpiece",)
+    return [CheckResult(name, Outcome.ERROR, (Reason(error.code, str(error)),)) for name in required]
