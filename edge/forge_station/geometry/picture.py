@@ -460,7 +460,7 @@ def _text(
     """Draw at a baseline. What exceeds `room` px is set smaller (to 70 %), then cut with dots."""
     text = _plain(text)
     if room is not None and _width(text, size, bold=bold) > room:
-        size *= max(0.7, room / _width(text, size, bold=bold))
+        size *= max(0.7, 0.98 * room / _width(text, size, bold=bold))
         while len(text) > 1 and _width(text, size, bold=bold) > room:
             text = text.rstrip(".")[:-1].rstrip() + "..."
     cv2.putText(image, text, origin, _font(bold), size, colour, 1, cv2.LINE_AA)
