@@ -40,6 +40,7 @@ class PartCloud:
     corners of that rectangle in the tray frame. `tray_from_part` [4, 4] float64.
     `camera_pixel_mm`: size of a camera pixel on the part, the resolution of everything measured.
     `unseen_share`: cells inside the outline in which nothing was seen; holes show the tray.
+    `has_waist`: the outline looks like two bodies in touch.
     """
 
     points: Cloud32
@@ -49,6 +50,12 @@ class PartCloud:
     camera_pixel_mm: float
     poses: int = 1
     unseen_share: float = 0.0
+    has_waist: bool = False
+
+    def place(self, index: int) -> str:
+        """Where a person finds the part; `index` from 0 in the scene's order."""
+        x, y = self.tray_from_part[:2, 3]
+        return f"part {index + 1} from the left (at x {x:.0f} mm, y {y:.0f} mm)"
 
 
 def ends(values: Matrix, camera_pixel_mm: float, poses: int = 1) -> tuple[float, float]:
@@ -92,6 +99,7 @@ def align(
     poses: int = 1,
     touches_border: bool = False,
     unseen_share: float = 0.0,
+    has_waist: bool = False,
 ) -> PartCloud:
     """Points [N, 3] of one part standing on z = 0 -> the part frame. Needs at least one point."""
     if len(points) == 0:
@@ -133,6 +141,7 @@ def align(
         camera_pixel_mm=float(camera_pixel_mm),
         poses=poses,
         unseen_share=unseen_share,
+        has_waist=has_waist,
     )
 
 

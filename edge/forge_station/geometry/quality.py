@@ -93,14 +93,13 @@ def _scan_problems(quality: ScanQuality, points: int, limits: Limits) -> list[Pr
 def _part_problems(parts: Sequence[PartCloud], limits: Limits) -> list[Problem]:
     problems = []
     for index, part in enumerate(parts):
-        x, y = part.tray_from_part[:2, 3]
-        where = f"part {index + 1} from the left (at x {x:.0f} mm, y {y:.0f} mm)"
+        where = part.place(index)
         if len(part.points) < limits.min_part_points:
             text = (
                 f"{where} has {len(part.points)} points, at least {limits.min_part_points} are "
                 "needed; bring the head closer, or clean the part if it is oily or black"
             )
-            problems.append(Problem("TOO_FEW_POINTS", text, "UNSURE"))
+            problems.append(Problem("TOO_FEW_POINTS", text, "UNSURE", index))
             continue
         size = gauge.measure(part)
         across = size.width_mm / part.camera_pixel_mm
@@ -109,11 +108,22 @@ def _part_problems(parts: Sequence[PartCloud], limits: Limits) -> list[Problem]:
                 f"{where} is {across:.0f} camera pixels wide, at least "
                 f"{limits.min_part_width_px:.0f} are needed to read it; bring the head closer"
             )
-            problems.append(Problem("TOO_FEW_POINTS", text, "UNSURE"))
+            problems.append(Problem("TOO_FEW_POINTS", text, "UNSURE", index))
         if part.unseen_share > limits.max_unseen_share:
             text = (
                 f"{part.unseen_share:.0%} of the outline of {where} was not seen (limit "
                 f"{limits.max_unseen_share:.0%}); add a head pose or an exposure"
             )
-            problems.append(Problem("LOW_COVERAGE", text, "UNSURE"))
+            problems.append(Problem("LOW_COVERAGE", text, "UNSURE", index))
+        if part.has_waist and not _is_one_part(size):
+            text = (
+                f"{where} looks like two parts in touch and has the size of no part of the "
+                "catalogue; leave a gap of at least a fifth of the tallest part"
+            )
+            problems.append(Problem("TOUCHING_PARTS", text, "UNSURE", index))
     return problems
+
+
+def _is_one_part(size: gauge.Size) -> bool:
+    """A waist is no proof: wing nuts have two. A box that fits a model speaks for one part."""
+    return any(gauge.consistent(size, model) for model in gauge.rest_boxes())
