@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,12 @@ def put(outbox: Outbox, count: int, stream: str = "verdict", body: bytes = BODY)
     return [outbox.put(stream, TOPIC, body) for _ in range(count)]
 
 
-def raw(path: Path, query: str) -> list[tuple[object, ...]]:
+def put_without_end(outbox: Outbox, committed: list[int]) -> None:
+    while True:
+        committed.append(outbox.put("verdict", TOPIC, b"x" * 1500))
+
+
+def raw(path: Path, query: str) -> list[tuple[Any, ...]]:
     connection = sqlite3.connect(path)
     try:
         return connection.execute(query).fetchall()
@@ -238,10 +244,9 @@ def test_listeners_hear_of_new_rows_only(outbox: Outbox) -> None:
 
 def test_quota_refuses_new_rows_and_keeps_the_old_until_some_are_confirmed(tmp_path: Path) -> None:
     with Outbox(tmp_path / "outbox.db", max_bytes=400_000, ballast_bytes=0) as outbox:
-        committed = []
+        committed: list[int] = []
         with pytest.raises(OutboxFull, match=r"outbox is full.*committed results are intact"):
-            while True:
-                committed.append(outbox.put("verdict", TOPIC, b"x" * 1500))
+            put_without_end(outbox, committed)
         assert len(committed) > 100
         with pytest.raises(OutboxFull):
             outbox.put("verdict", TOPIC, b"x" * 1500)
@@ -317,8 +322,7 @@ def test_disk_filled_by_others_is_a_clear_error_and_recovers(small_disk: Path) -
         committed = put(outbox, 100, body=b"x" * 1500)
         hog = fill(small_disk)
         with pytest.raises(OutboxFull, match="committed results are intact"):
-            while True:
-                committed.append(outbox.put("verdict", TOPIC, b"x" * 1500))
+            put_without_end(outbox, committed)
         hog.unlink()
         committed.append(outbox.put("verdict", TOPIC, BODY))
         assert [row.seq for row in outbox.fetch("verdict", 0, 9999)] == committed
@@ -346,8 +350,7 @@ def test_ballast_lets_a_full_disk_be_relieved_by_confirmations(small_disk: Path)
         committed = put(outbox, 200, body=b"x" * 1500)
         fill(small_disk)
         with pytest.raises(OutboxFull):
-            while True:
-                committed.append(outbox.put("verdict", TOPIC, b"x" * 1500))
+            put_without_end(outbox, committed)
         for seq in committed:
             outbox.mark(seq, "acked", 0)
         assert wait_for(lambda: not outbox._marks)

@@ -105,9 +105,7 @@ BLOB: list[Cell] = [(row, column) for row in (6, 7) for column in (3, 4, 5)]
 def test_verdict_of_one_part_with_inlined_grids_is_at_most_1600_bytes(
     front: list[Cell], side: list[Cell], top: list[Cell]
 ) -> None:
-    messages = payloads.messages_of(
-        verdict(front, side, top).to_dict(), SOURCE, sw_version="0.1.0"
-    )
+    messages = payloads.messages_of(verdict(front, side, top).to_dict(), SOURCE, sw_version="0.1.0")
     assert [item.stream for item in messages] == ["verdict"]
     assert len(wire(messages[0])) <= 1600
 

@@ -148,12 +148,14 @@ def test_status_that_breaks_its_schema_is_refused_at_once(outbox: Outbox) -> Non
 
 def test_no_broker_at_boot_delays_nothing_but_delivery(outbox: Outbox) -> None:
     broker = ScriptedBroker()
-    broker.refusals = 5
+    broker.refusals = 10**6
     with publisher(outbox, broker) as running:
         began = time.perf_counter()
         put(outbox, 20)
         assert time.perf_counter() - began < 2.0
         assert wait_for(lambda: running.stats().last_error)
+        assert not running.drain(0.1)
+        broker.refusals = 0
         assert running.drain(5.0)
     assert len(seqs(broker.events())) == 20
 
@@ -332,9 +334,7 @@ def test_dead_network_thread_is_noticed(outbox: Outbox) -> None:
 
 
 def test_message_that_ends_every_connection_is_found_and_buried(outbox: Outbox) -> None:
-    broker = ScriptedBroker(
-        lambda message: "drop" if json.loads(message.body).get("n") == 7 else 0
-    )
+    broker = ScriptedBroker(lambda message: "drop" if json.loads(message.body).get("n") == 7 else 0)
     sent = put(outbox, 15)
     with publisher(outbox, broker) as running:
         assert running.drain(10.0)

@@ -17,7 +17,7 @@ from tests.mes.rig import verdict
 REGISTRY: Registry[Any] = Registry().with_resources(
     [(name, Resource.from_contents(schema.load(name))) for name in schema.names()]
 )
-DELIVERY = {
+DELIVERY: dict[str, str | int] = {
     "id": "01a22c09-02ac-7ae4-9890-27743ec78250",
     "stream": "verdict",
     "epoch": "0123abcd",

@@ -158,7 +158,7 @@ def connect(config: MqttConfig, will: Outgoing, emit: Emit) -> Link:
         by_broker = flags.is_disconnect_packet_from_server
         text = f"{'broker' if by_broker else 'network'}: {reason}"
         if not answered:
-            answered.append(_unreached(where, f"{text} instead of an answer to CONNECT"))
+            answered.append(_unanswered(where, text, config))
             ready.set()
         emit(Down(reason.value if by_broker else None, text))
 
@@ -188,15 +188,7 @@ def connect(config: MqttConfig, will: Outgoing, emit: Emit) -> Link:
         threading.Thread(),
     )
     if not ready.wait(CONNECT_TIMEOUT_S):
-        answered.append(
-            LinkError(
-                "the broker does not answer CONNECT",
-                which=where,
-                expected=f"an answer in {CONNECT_TIMEOUT_S:g} s",
-                action="check that this is an MQTT port and that the broker knows MQTT"
-                f" {config.version}; a broker without MQTT 5 needs mqtt.version: '3.1.1'",
-            )
-        )
+        answered.append(_unanswered(where, f"nothing in {CONNECT_TIMEOUT_S:g} s", config))
     answer = answered[0]
     if isinstance(answer, LinkError):
         _end(client, thread)
@@ -270,6 +262,16 @@ def _refused(where: str, reason: ReasonCode, config: MqttConfig) -> LinkError:
         which=f"{where}, client id {config.station}",
         got=reason,
         action=action,
+    )
+
+
+def _unanswered(where: str, got: str, config: MqttConfig) -> LinkError:
+    return LinkError(
+        "the broker does not answer CONNECT",
+        which=where,
+        got=got,
+        action=f"check that this is an MQTT port and that the broker knows MQTT {config.version};"
+        " a broker without MQTT 5 needs mqtt.version: '3.1.1'",
     )
 
 
