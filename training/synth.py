@@ -26,14 +26,13 @@ from forge_station.capture.calibration import Calibration
 from forge_station.contract import grid as grids
 from forge_station.contract import tasks
 from forge_station.contract.catalogue import CATALOGUE, WORKPIECES, PartModel, by_id, of_workpiece
-from forge_station.contract.views import AXES, NANO_LAYOUT, VIEWS
+from forge_station.contract.views import NANO_LAYOUT, VIEWS
 from forge_station.geometry import gauge, pose, render, sheet
-from forge_station.sim import defects, fasteners, layout, rest_pose, scanner, surrogate
+from forge_station.sim import defects, fasteners, layout, rest_pose, scanner, surrogate, trays
 from forge_station.sim.mesh import Mesh, concat
 from training.pools import write_shard
 
 SHARD = 250
-THREADS = tuple(sorted({m.dims.get("d", 0.0) for m in CATALOGUE if "d" in m.dims}))
 PROMISED_SURFACE = (
     "hex_bolt",
     "socket_cap_screw",
@@ -55,17 +54,6 @@ class ScenePlan:
     parts: tuple[PartModel, ...]
 
 
-def size_rank(model: PartModel) -> float:
-    """Nominal size that orders a workpiece's models: thread diameter or the largest dimension."""
-    return float(model.dims.get("d", max(model.extents)))
-
-
-def near_in_size(model: PartModel, ratio: float = 1.7) -> list[PartModel]:
-    """Catalogue parts of about the same nominal size."""
-    rank = size_rank(model)
-    return [m for m in CATALOGUE if 1 / ratio < size_rank(m) / rank < ratio]
-
-
 def plan_batch(rng: np.random.Generator, odd: bool | None = None) -> ScenePlan:
     """3..6 equal parts; half of the time one is another model number or another workpiece."""
     base = _any_part(rng)
@@ -79,12 +67,12 @@ def plan_batch(rng: np.random.Generator, odd: bool | None = None) -> ScenePlan:
 def plan_kit(rng: np.random.Generator) -> ScenePlan:
     """2..6 parts of one nominal size, as an assembly needs them; sometimes one does not belong."""
     base = _any_part(rng)
-    pool = near_in_size(base, 1.05)
+    pool = trays.near_in_size(base, 1.05)
     count = int(rng.integers(2, 7))
     parts = [base]
     while len(parts) < count:
         repeat = rng.random() < 0.25
-        parts.append(parts[-1] if repeat else _spread(pool, rng))
+        parts.append(parts[-1] if repeat else trays.spread(pool, rng))
     if rng.random() < 0.4:
         chosen = int(rng.integers(count))
         parts[chosen] = other_part(parts[chosen], rng)
@@ -94,32 +82,19 @@ def plan_kit(rng: np.random.Generator) -> ScenePlan:
 def plan_inventory(rng: np.random.Generator) -> ScenePlan:
     """Any parts of similar size: every letter must be bound to its own part."""
     base = _any_part(rng)
-    pool = near_in_size(base)
+    pool = trays.near_in_size(base)
     count = int(rng.integers(1, 7))
-    return ScenePlan("inventory", (base, *(_spread(pool, rng) for _ in range(count - 1))))
+    return ScenePlan("inventory", (base, *(trays.spread(pool, rng) for _ in range(count - 1))))
 
 
 def other_part(base: PartModel, rng: np.random.Generator) -> PartModel:
     """60 % the same workpiece in a neighbouring model number, else another workpiece."""
-    same = [m for m in of_workpiece(base.workpiece) if m.id != base.id]
-    close = [m for m in same if 1 / 1.45 < size_rank(m) / size_rank(base) < 1.45]
-    if close and rng.random() < 0.6:
-        return close[int(rng.integers(len(close)))]
-    others = [m for m in near_in_size(base, 1.3) if m.workpiece != base.workpiece]
-    return _spread(others or [m for m in CATALOGUE if m.id != base.id], rng)
+    return trays.other_part(base, rng, same_workpiece=rng.random() < 0.6)
 
 
 def _any_part(rng: np.random.Generator) -> PartModel:
     workpiece = WORKPIECES[int(rng.integers(len(WORKPIECES)))]
     models = of_workpiece(workpiece)
-    return models[int(rng.integers(len(models)))]
-
-
-def _spread(pool: Sequence[PartModel], rng: np.random.Generator) -> PartModel:
-    """One of a pool, workpieces equally likely."""
-    kinds = sorted({m.workpiece for m in pool})
-    kind = kinds[int(rng.integers(len(kinds)))]
-    models = [m for m in pool if m.workpiece == kind]
     return models[int(rng.integers(len(models)))]
 
 

@@ -1,0 +1,114 @@
+"""The command `forge-station`. Parses arguments and hands over; every error is one clear line."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from forge_station import bench, demo, offline
+from forge_station.config import load_station
+from forge_station.errors import StationError
+from forge_station.mes import listen
+
+USAGE_ERROR = 64
+_STATION = Path("station_config/demo/station.yaml")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point. Exit code 64 for wrong usage or configuration, else the command's own."""
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=logging.DEBUG if args.verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        code: int = args.run(args)
+        return code
+    except StationError as error:
+        print(f"forge-station: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        print("forge-station: stopped", file=sys.stderr)
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands with their help."""
+    parser = argparse.ArgumentParser(
+        prog="forge-station",
+        description="Inspect workpieces with a vision-language model and report to the MES.",
+    )
+    parser.add_argument("--version", action="version", version=version("forge-station"))
+    parser.add_argument("-v", "--verbose", action="store_true", help="log what happens, to stderr")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    command = commands.add_parser(
+        "demo",
+        help="run the whole station on simulated parts",
+        description="Bring up a broker, inspect simulated parts, print verdicts and a summary. "
+        "The last line is one JSON object.",
+    )
+    _station_argument(command)
+    command.add_argument("--parts", type=int, default=12, metavar="N", help="parts (default 12)")
+    command.set_defaults(run=lambda args: demo.run(load_station(args.station), args.parts))
+
+    command = commands.add_parser(
+        "inspect",
+        help="inspect one part offline: scan, cloud, mesh or views",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    offline.add_arguments(command)
+    command.set_defaults(run=offline.run)
+
+    command = commands.add_parser(
+        "listen",
+        help="print what an MES receives",
+        description="Subscribe to a station and print its messages: one line a verdict, gaps "
+        "and repeats reported.",
+    )
+    _station_argument(command)
+    command.add_argument("--json", action="store_true", help="raw bodies, one a line")
+    command.add_argument("--count", type=int, metavar="N", help="stop after N verdicts")
+    command.add_argument(
+        "--idle", type=float, metavar="SECONDS", help="stop when nothing came for so long"
+    )
+    command.set_defaults(run=_listen)
+
+    command = commands.add_parser(
+        "bench",
+        help="measure the latency of every stage here",
+        description="Run simulated parts without broker and pictures; p50/p95/p99/max a stage. "
+        "The last line is one JSON object.",
+    )
+    _station_argument(command)
+    command.add_argument("--parts", type=int, default=60, metavar="N", help="parts (default 60)")
+    command.set_defaults(run=lambda args: bench.run(load_station(args.station), args.parts))
+    return parser
+
+
+def _listen(args: argparse.Namespace) -> int:
+    config = load_station(args.station)
+    listen.run(config.mqtt, sys.stdout, as_json=args.json, count=args.count, idle_s=args.idle)
+    return 0
+
+
+def _station_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--station",
+        type=Path,
+        default=_STATION,
+        metavar="FILE",
+        help=f"station file (default {_STATION}); every key: station_config/README.md",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""The station's only loop: trigger -> capture -> inspect -> store -> publish.
+
+Composes the parts; nothing imports it but the command line. A part always ends in a verdict: what
+goes wrong with one part becomes its ERROR verdict, and the loop goes on. A verdict counts as
+delivered when the outbox has it on disk; the broker may be away.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from forge_station import evidence
+from forge_station.capture.base import Scanner, Trigger
+from forge_station.checks import Thresholds
+from forge_station.config import StationConfig
+from forge_station.contract.verdict import Verdict
+from forge_station.errors import StationError
+from forge_station.mes import payloads, topics
+from forge_station.mes.outbox import Outbox
+from forge_station.mes.publisher import Publisher
+from forge_station.mes.stamp import utc_now, uuid7
+from forge_station.pipeline import Inspection, Inspector, Job
+from forge_station.timing import Stopwatch
+from forge_station.vlm.model import VisionLanguageModel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Done:
+    """One part that went through. `warnings`: what could not be stored, never a lost verdict."""
+
+    trigger: Trigger
+    verdict: Verdict
+    picture: Path | None
+    warnings: tuple[str, ...]
+
+
+def open_inspector(config: StationConfig) -> Inspector:
+    """Load the bundle of a station. The caller closes `inspector.model`."""
+    model = VisionLanguageModel.open(
+        config.bundle, threads=config.runtime.threads, provider=config.runtime.provider
+    )
+    try:
+        thresholds = Thresholds.read(model.manifest.thresholds, config.thresholds)
+    except StationError:
+        model.close()
+        raise
+    return Inspector(model, thresholds, time_budget_s=config.runtime.time_budget_s)
+
+
+@dataclass(frozen=True)
+class Station:
+    """A configured station. `scanner_of(trigger)` gives the scanner set to the trigger's product.
+
+    `store` False keeps no pictures (benchmarks).
+    """
+
+    config: StationConfig
+    inspector: Inspector
+    scanner_of: Callable[[Trigger], Scanner]
+    outbox: Outbox
+    publisher: Publisher
+    simulated: bool = False
+    store: bool = True
+
+    def run(self, triggers: Iterable[Trigger]) -> Iterator[Done]:
+        """Inspect every trigger's part; each `Done` is on disk in the outbox when it is yielded."""
+        self.publisher.set_status("state", {"state": "OPERATIONAL", "mode": "READY"})
+        for trigger in triggers:
+            yield self.inspect(trigger)
+
+    def inspect(self, trigger: Trigger) -> Done:
+        """One part, from trigger to outbox."""
+        job = Job(
+            result_id=uuid7(),
+            serial=trigger.serial,
+            product=None,
+            begin_time=utc_now(),
+            line=self.config.line.line,
+            station=self.config.station,
+            simulated=self.simulated,
+            source=self.config.scanner.driver,
+        )
+        watch = Stopwatch()
+        try:
+            job = replace(job, product=self.config.line.product(trigger.part_number))
+            scanner = self.scanner_of(trigger)
+            with watch.stage("capture"):
+                stacks = scanner.capture(trigger)
+            found = self.inspector.inspect_stacks(job, stacks, scanner.calibrations, watch)
+        except StationError as error:
+            found = self.inspector.failed(job, error, watch)
+        except Exception as error:  # the loop must go on: the part is an ERROR, with the cause
+            log.exception("part %s: unexpected failure", trigger.serial)
+            cause = StationError("the station failed", which=trigger.serial, got=repr(error))
+            found = self.inspector.failed(job, cause, watch)
+        return self._deliver(trigger, found, watch)
+
+    def _deliver(self, trigger: Trigger, found: Inspection, watch: Stopwatch) -> Done:
+        """Make the verdict durable first; the picture may fail, the verdict may not."""
+        with watch.stage("deliver"):
+            verdict = replace(found.verdict, end_time=utc_now())
+            messages = payloads.messages_of(verdict.to_dict(), self.config.mqtt.root)
+            for message in messages:
+                topic = topics.topic_of(self.config.mqtt, message.stream)
+                self.outbox.put(message.stream, topic, message.body, message.id)
+            self.publisher.set_status("last", payloads.last_body(verdict.to_dict()))
+        verdict = replace(verdict, timings_ms=watch.timings_ms())
+        warnings: tuple[str, ...] = ()
+        picture = None
+        if self.store:
+            stored = evidence.store(self.config.evidence, replace(found, verdict=verdict))
+            picture, warnings = stored.picture, stored.warnings
+        for warning in warnings:
+            log.warning("part %s: %s", trigger.serial, warning)
+        log.info(
+            "part %s product %s: %s %s in %.0f ms",
+            trigger.serial,
+            verdict.product,
+            verdict.outcome,
+            ",".join(reason.code for reason in verdict.reasons) or "-",
+            verdict.timings_ms["total"],
+        )
+        return Done(trigger, verdict, picture, warnings)

@@ -1,0 +1,391 @@
+"""Held-out simulated cases, through the full decode path: mesh -> pattern images -> cloud.
+
+    python -m training.cases --out .work/cases --task all --count 300 --seed 20261130 --jobs 1
+
+Makes `--count` cases a task. Each is one tray of parts with fresh geometry (dimensions inside their
+tolerance, chamfers, threads), resting where gravity puts them, seen by the simulated head from four
+azimuths with two exposures, decoded and fused. Nothing of the training surrogate is used. Run
+again, cases that exist are kept. CASES.md says what a case is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import multiprocessing
+import zipfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from forge_station.capture import base, structured_light
+from forge_station.capture.base import Cloud
+from forge_station.contract import tasks
+from forge_station.contract.catalogue import WORKPIECES, PartModel, of_workpiece
+from forge_station.contract.spec import Product
+from forge_station.contract.views import MARKS, VIEWS
+from forge_station.geometry import pose, scene
+from forge_station.sim import defects, fasteners, layout, rest_pose, scanner
+from forge_station.sim.mesh import Mesh, sample_surface
+from training import synth
+from training.case_files import FILE, TASKS, Case, CaseInput, Task, Truth, write_line
+from training.truth import Wrong, defect_flags, surface_truth, wrong
+
+TRAINING_SEEDS = (0, 900000)
+CLEAN_SHARE = 0.3
+KIT_FAULTS = ("complete", "missing", "extra", "wrong model", "wrong workpiece")
+_TRIES = 40
+# Marks go from left to right; parts whose places differ by less than this many camera pixels
+# could change letters, so such trays are laid out again.
+_ORDER_PX = 3.0
+
+
+@dataclass(frozen=True)
+class Made:
+    """A case and its data. `defect` bool [N]: which points of the cloud lie on the defect."""
+
+    case: Case
+    cloud: Cloud
+    defect: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
+class Tray:
+    """What lies on the tray, and what should."""
+
+    parts: tuple[PartModel, ...]
+    product: Product
+    required: dict[str, int]
+
+
+def case_id(task: Task, seed: int, number: int) -> str:
+    return f"{task}-{seed}-{number:05d}"
+
+
+def make_case(task: Task, seed: int, number: int) -> Made:
+    """The case `number` of a task; the same arguments give the same case."""
+    rng = np.random.default_rng([seed, TASKS.index(task), number])
+    name = case_id(task, seed, number)
+    if task == "surface":
+        return _surface_case(name, rng)
+    tray = plan_batch(rng) if task == "workpiece" else plan_kit(rng)
+    return _tray_case(name, task, tray, rng)
+
+
+def plan_batch(rng: np.random.Generator) -> Tray:
+    """3..6 equal parts, in half of the cases one of them another; expected part given in half."""
+    parts = synth.plan_batch(rng, odd=bool(rng.random() < 0.5)).parts
+    part = Counter(model.id for model in parts).most_common(1)[0][0]
+    given = bool(rng.random() < 0.5)
+    product = Product(
+        "BATCH",
+        "batch",
+        ("workpiece",),
+        parts={part: len(parts)} if given else {},
+        count=None if given else len(parts),
+    )
+    return Tray(parts, product, {part: len(parts)})
+
+
+def plan_kit(rng: np.random.Generator) -> Tray:
+    """A kit of 3..6 parts of one nominal size: complete, or with one fault."""
+    for _ in range(_TRIES):
+        fault = KIT_FAULTS[int(rng.integers(len(KIT_FAULTS)))]
+        kit = _kit(int(rng.integers(3, 6 if fault == "extra" else 7)), rng)
+        on_tray = _with_fault(kit, fault, rng)
+        if on_tray is not None:
+            required = dict(Counter(model.id for model in kit))
+            product = Product("KIT", "assembly", ("assembly",), parts=required)
+            return Tray(tuple(on_tray), product, required)
+    raise RuntimeError("no kit found; are there workpieces with a single model only?")
+
+
+def _kit(count: int, rng: np.random.Generator) -> list[PartModel]:
+    base_part = _any_part(rng)
+    pool = synth.near_in_size(base_part, 1.05)
+    kinds = sorted({model.workpiece for model in pool})
+    kit = [base_part]
+    while len(kit) < count:
+        if rng.random() < 0.25:
+            kit.append(kit[-1])
+            continue
+        kind = kinds[int(rng.integers(len(kinds)))]
+        models = [model for model in pool if model.workpiece == kind]
+        kit.append(models[int(rng.integers(len(models)))])
+    return kit
+
+
+def _with_fault(
+    kit: list[PartModel], fault: str, rng: np.random.Generator
+) -> list[PartModel] | None:
+    """The kit with one fault made; None where this kit cannot have it."""
+    parts = list(kit)
+    chosen = int(rng.integers(len(parts)))
+    if fault == "missing":
+        del parts[chosen]
+    elif fault == "extra":
+        repeated = rng.random() < 0.5
+        parts.append(parts[chosen] if repeated else synth.other_part(parts[chosen], rng))
+    elif fault != "complete":
+        same = fault == "wrong model"
+        pool = synth.near_in_size(parts[chosen], 1.45 if same else 1.3)
+        pool = [
+            model
+            for model in pool
+            if (model.workpiece == parts[chosen].workpiece) is same and model not in kit
+        ]
+        if not pool:
+            return None
+        parts[chosen] = pool[int(rng.integers(len(pool)))]
+    return parts
+
+
+def _any_part(rng: np.random.Generator, kinds: Sequence[str] = WORKPIECES) -> PartModel:
+    """Workpieces equally likely, then model numbers."""
+    models = of_workpiece(kinds[int(rng.integers(len(kinds)))])
+    return models[int(rng.integers(len(models)))]
+
+
+def _tray_case(name: str, task: Task, tray: Tray, rng: np.random.Generator) -> Made:
+    for _ in range(_TRIES):
+        meshes = [rest_pose.rest(fasteners.build(model, rng), rng) for model in tray.parts]
+        tallest = max(float(mesh.extents()[2]) for mesh in meshes)
+        # The station asks for gaps of a fifth of the tallest part.
+        placed = layout.lay_out(meshes, rng, (0.2 * tallest + 0.5, 0.8 * tallest + 0.5))
+        scale = _scale(placed, rng)
+        order = _left_to_right(placed, scale, rng)
+        if order is not None:
+            break
+    else:
+        raise RuntimeError(f"case {name}: no tray with a clear order of parts in {_TRIES} tries")
+    cloud, _ = scan(placed, scale, rng)
+    readings = {MARKS[n]: tray.parts[i].id for n, i in enumerate(order)}
+    found = wrong(tray.required, readings)
+    case = Case(
+        id=name,
+        task=task,
+        input=CaseInput(scene=scene_file(name)),
+        product=tray.product,
+        truth=Truth(
+            answer=_letters(found),
+            readings=readings,
+            missing=found.missing,
+            violations=found.violations,
+            outcome="FAIL" if found.violations else "PASS",
+        ),
+    )
+    return Made(case, cloud)
+
+
+def _letters(found: Wrong) -> str | tuple[str, ...]:
+    return found.answer[0] if len(found.answer) == 1 else found.answer
+
+
+def _surface_case(name: str, rng: np.random.Generator) -> Made:
+    """One part, clean or with one defect that at least two cells of its views show."""
+    kind = tasks.NORMAL
+    if rng.random() >= CLEAN_SHARE:
+        kind = tasks.DEFECT_CLASSES[int(rng.integers(len(tasks.DEFECT_CLASSES)))]
+    for _ in range(_TRIES):
+        model = _any_part(rng, synth.PROMISED_SURFACE)
+        mesh = rest_pose.rest(fasteners.build(model, rng), rng)
+        faces = np.zeros(len(mesh.faces), bool)
+        if kind != tasks.NORMAL:
+            made = defects.apply_defect(mesh, kind, rng)
+            mesh, faces = rest_pose.settle(made.mesh), made.face_flag
+        cloud, defect = scan([mesh], _scale([mesh], rng), rng, faces)
+        parts = scene.separate(cloud).parts
+        if not parts:
+            continue
+        part = max(parts, key=lambda item: len(item.points))
+        truth = surface_truth(part, defect_flags(part, cloud.points, defect))
+        if kind == tasks.NORMAL or truth.cells.sum() >= 2:
+            break
+    else:
+        raise RuntimeError(f"case {name}: no visible {kind} in {_TRIES} tries")
+    file = scene_file(name)
+    cells = {
+        view: tuple((int(r), int(c)) for r, c in np.argwhere(truth.cells[i]))
+        for i, view in enumerate(VIEWS)
+    }
+    case = Case(
+        id=name,
+        task="surface",
+        input=CaseInput(scene=file),
+        product=Product("PART", "single", ("surface",), parts={model.id: 1}),
+        truth=Truth(
+            readings={MARKS[0]: model.id},
+            defect=kind,  # type: ignore[arg-type]
+            points=file,
+            grids=cells,
+            score=float(truth.score),
+            outcome="PASS" if kind == tasks.NORMAL else "FAIL",
+        ),
+    )
+    return Made(case, cloud, defect)
+
+
+def scene_file(name: str) -> str:
+    return f"scenes/{name}.npz"
+
+
+def _scale(meshes: Sequence[Mesh], rng: np.random.Generator) -> float:
+    """The field filled by the parts, or up to a quarter wider."""
+    low = np.min([mesh.vertices.min(axis=0) for mesh in meshes], axis=0)
+    high = np.max([mesh.vertices.max(axis=0) for mesh in meshes], axis=0)
+    width, depth, height = (high - low).tolist()
+    return scanner.scale_for(width, depth, height) * float(rng.uniform(1.0, 1.25))
+
+
+def scan(
+    meshes: Sequence[Mesh],
+    scale: float,
+    rng: np.random.Generator,
+    flagged: NDArray[np.bool_] | None = None,
+) -> tuple[Cloud, NDArray[np.bool_]]:
+    """Simulate, decode and fuse four poses. Also which points lie on faces of mesh 0 in `flagged`.
+
+    A point belongs to the face that its camera pixel truly sees.
+    """
+    scans, hits = [], []
+    for calibration in scanner.rig(scale):
+        stack = scanner.simulate(meshes, calibration, rng)
+        decoded = structured_light.decode(stack, calibration)
+        scans.append(decoded)
+        valid = np.isfinite(decoded.points[..., 2])
+        hit = np.zeros(int(valid.sum()), bool)
+        if flagged is not None and flagged.any():
+            _, mesh, face = scanner.true_depth(meshes, calibration)
+            on_part = mesh[valid] == 0
+            hit[on_part] = flagged[face[valid][on_part]]
+        hits.append(hit)
+    return base.fuse(scans), np.concatenate(hits)
+
+
+def _left_to_right(
+    meshes: Sequence[Mesh], scale: float, rng: np.random.Generator
+) -> list[int] | None:
+    """Parts in the order of their marks; None where two lie at almost the same x."""
+    pixel = float(np.mean([c.camera_pixel_mm or 0.0 for c in scanner.rig(scale)]))
+    centres = []
+    for mesh in meshes:
+        points, _, _ = sample_surface(mesh, 6000, rng)
+        part = pose.align(points[points[:, 2] > 0.5 * pixel].astype(np.float32), pixel)
+        centres.append(float(part.tray_from_part[0, 3]))
+    order = sorted(range(len(meshes)), key=lambda i: centres[i])
+    steps = np.diff([centres[i] for i in order])
+    return order if len(steps) == 0 or float(steps.min()) > _ORDER_PX * pixel else None
+
+
+def write_scene(path: Path, made: Made) -> None:
+    """NPZ with points float32 [N, 3], unit, frame, camera_pixel_mm, poses and, if any, defect.
+
+    Coordinates are rounded to 1/128 camera pixel, so that they compress; appears by rename.
+    """
+    cloud = made.cloud
+    step = 2.0 ** np.floor(np.log2(cloud.camera_pixel_mm / 128))
+    arrays: dict[str, NDArray[np.generic]] = {
+        "points": (np.rint(cloud.points / step) * step).astype(np.float32),
+        "unit": np.array("mm"),
+        "frame": np.array(cloud.frame),
+        "camera_pixel_mm": np.array(cloud.camera_pixel_mm),
+        "poses": np.array(cloud.poses),
+    }
+    if made.defect is not None:
+        arrays["defect"] = made.defect
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial_file = path.with_suffix(".partial")
+    with zipfile.ZipFile(partial_file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, array in arrays.items():
+            buffer = io.BytesIO()
+            np.lib.format.write_array(buffer, array, allow_pickle=False)
+            archive.writestr(f"{name}.npy", buffer.getvalue())
+    partial_file.replace(path)
+
+
+def _work(job: tuple[Task, int, int], folder: Path) -> str:
+    cv2.setNumThreads(1)
+    made = make_case(*job)
+    write_scene(folder / scene_file(made.case.id), made)
+    return write_line(made.case)
+
+
+def write_cases(
+    folder: Path, wanted: Sequence[Task], count: int, seed: int, jobs: int, *, quiet: bool = False
+) -> int:
+    """Make the cases that `folder` lacks; returns how many. Other cases in it stay."""
+    if seed in TRAINING_SEEDS:
+        raise SystemExit(f"seed {seed} is used by training; take another one")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    lines = _kept_lines(folder)
+    todo = [
+        (task, seed, number)
+        for number in range(count)
+        for task in wanted
+        if case_id(task, seed, number) not in lines
+    ]
+    path.write_text("".join(f"{line}\n" for line in lines.values()), encoding="utf-8")
+    total = count * len(wanted)
+    bar = tqdm(total=total, initial=total - len(todo), unit="case", desc="cases", disable=quiet)
+    with bar, path.open("a", encoding="utf-8") as file:
+        work = partial(_work, folder=folder)
+        if jobs <= 1:
+            for job in todo:
+                _append(file, work(job), bar)
+        else:
+            context = multiprocessing.get_context("spawn")
+            with context.Pool(jobs) as pool:
+                for line in pool.imap(work, todo):
+                    _append(file, line, bar)
+    return len(todo)
+
+
+def _append(file: io.TextIOWrapper, line: str, bar: tqdm) -> None:
+    file.write(f"{line}\n")
+    file.flush()
+    bar.update()
+
+
+def _kept_lines(folder: Path) -> dict[str, str]:
+    """Case id -> line, of whole lines whose scene is there; a killed run may leave half a line."""
+    path = folder / FILE
+    kept: dict[str, str] = {}
+    if not path.exists():
+        return kept
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            data = json.loads(line)
+            name, source = data["id"], data["input"].get("scene")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+        if source is None or (folder / source).exists():
+            kept[name] = line
+    return kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of cases.jsonl")
+    parser.add_argument("--task", choices=[*TASKS, "all"], default="all")
+    parser.add_argument("--count", type=int, default=300, help="cases a task")
+    parser.add_argument("--seed", type=int, required=True, help="not one that training uses")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    args = parser.parse_args()
+    wanted = TASKS if args.task == "all" else (args.task,)
+    made = write_cases(args.out, wanted, args.count, args.seed, args.jobs)
+    print(json.dumps({"cases": str(args.out), "made": made, "asked": args.count * len(wanted)}))
+
+
+if __name__ == "__main__":
+    main()
