@@ -100,7 +100,7 @@ class Inspector:
         """Separate the parts of a fused cloud (tray frame), then `inspect_parts`."""
         watch = watch or Stopwatch()
         with watch.stage("scene"):
-            found = scene.separate(cloud, max_marks=len(MARKS), tray_known=cloud.frame == "tray")
+            found = scene.separate(cloud, max_marks=len(MARKS))
         with watch.stage("gate"):
             problems = quality.gate(cloud, found)
         summary = ScanSummary(
