@@ -247,7 +247,10 @@ def read_cases(folder: Path) -> list[Case | BadCase]:
 
 def write_line(case: Case) -> str:
     """The case as one line of JSON; fields at their default are left out."""
-    return json.dumps(_short(record.write(case)), ensure_ascii=False)
+    data = record.write(case)
+    if not case.input.marks:
+        del data["input"]["marks"]
+    return json.dumps(_short(data), ensure_ascii=False)
 
 
 def _read_line(line: bytes, where: str, folder: Path) -> Case | BadCase:

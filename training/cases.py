@@ -33,14 +33,22 @@ from forge_station.contract.catalogue import WORKPIECES, PartModel, of_workpiece
 from forge_station.contract.spec import Product
 from forge_station.contract.views import MARKS, VIEWS
 from forge_station.geometry import pose, scene
-from forge_station.sim import defects, fasteners, layout, rest_pose, scanner
+from forge_station.sim import defects, fasteners, layout, rest_pose, scanner, trays
 from forge_station.sim.mesh import Mesh, sample_surface
-from training import synth
 from training.case_files import FILE, TASKS, Case, CaseInput, Task, Truth, write_line
 from training.truth import Wrong, defect_flags, surface_truth, wrong
 
 TRAINING_SEEDS = (0, 900000)
 CLEAN_SHARE = 0.3
+SURFACE_WORKPIECES = (
+    "hex_bolt",
+    "socket_cap_screw",
+    "hex_nut",
+    "flange_nut",
+    "flat_washer",
+    "pin",
+)
+"""Those the surface check is promised for; `training.synth` draws mostly these."""
 KIT_FAULTS = ("complete", "missing", "extra", "wrong model", "wrong workpiece")
 _TRIES = 40
 # Marks go from left to right; parts whose places differ by less than this many camera pixels
@@ -58,7 +66,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Tray:
+class Plan:
     """What lies on the tray, and what should."""
 
     parts: tuple[PartModel, ...]
@@ -76,50 +84,48 @@ def make_case(task: Task, seed: int, number: int) -> Made:
     name = case_id(task, seed, number)
     if task == "surface":
         return _surface_case(name, rng)
-    tray = plan_batch(rng) if task == "workpiece" else plan_kit(rng)
-    return _tray_case(name, task, tray, rng)
+    plan = plan_batch(rng) if task == "workpiece" else plan_kit(rng)
+    return _tray_case(name, task, plan, rng)
 
 
-def plan_batch(rng: np.random.Generator) -> Tray:
+def plan_batch(rng: np.random.Generator) -> Plan:
     """3..6 equal parts, in half of the cases one of them another; expected part given in half."""
-    parts = synth.plan_batch(rng, odd=bool(rng.random() < 0.5)).parts
-    part = Counter(model.id for model in parts).most_common(1)[0][0]
+    part = _any_part(rng)
+    count = int(rng.integers(3, 7))
+    parts = [part] * count
+    if rng.random() < 0.5:
+        same = bool(rng.random() < 0.6)
+        parts[int(rng.integers(count))] = trays.other_part(part, rng, same_workpiece=same)
     given = bool(rng.random() < 0.5)
     product = Product(
         "BATCH",
         "batch",
         ("workpiece",),
-        parts={part: len(parts)} if given else {},
-        count=None if given else len(parts),
+        parts={part.id: count} if given else {},
+        count=None if given else count,
     )
-    return Tray(parts, product, {part: len(parts)})
+    return Plan(tuple(parts), product, {part.id: count})
 
 
-def plan_kit(rng: np.random.Generator) -> Tray:
+def plan_kit(rng: np.random.Generator) -> Plan:
     """A kit of 3..6 parts of one nominal size: complete, or with one fault."""
+    fault = KIT_FAULTS[int(rng.integers(len(KIT_FAULTS)))]
     for _ in range(_TRIES):
-        fault = KIT_FAULTS[int(rng.integers(len(KIT_FAULTS)))]
         kit = _kit(int(rng.integers(3, 6 if fault == "extra" else 7)), rng)
         on_tray = _with_fault(kit, fault, rng)
         if on_tray is not None:
             required = dict(Counter(model.id for model in kit))
             product = Product("KIT", "assembly", ("assembly",), parts=required)
-            return Tray(tuple(on_tray), product, required)
-    raise RuntimeError("no kit found; are there workpieces with a single model only?")
+            return Plan(tuple(on_tray), product, required)
+    raise RuntimeError(f"no kit with the fault {fault} in {_TRIES} tries")
 
 
 def _kit(count: int, rng: np.random.Generator) -> list[PartModel]:
-    base_part = _any_part(rng)
-    pool = synth.near_in_size(base_part, 1.05)
-    kinds = sorted({model.workpiece for model in pool})
-    kit = [base_part]
+    first = _any_part(rng)
+    pool = trays.near_in_size(first, 1.05)
+    kit = [first]
     while len(kit) < count:
-        if rng.random() < 0.25:
-            kit.append(kit[-1])
-            continue
-        kind = kinds[int(rng.integers(len(kinds)))]
-        models = [model for model in pool if model.workpiece == kind]
-        kit.append(models[int(rng.integers(len(models)))])
+        kit.append(kit[-1] if rng.random() < 0.25 else trays.spread(pool, rng))
     return kit
 
 
@@ -129,22 +135,18 @@ def _with_fault(
     """The kit with one fault made; None where this kit cannot have it."""
     parts = list(kit)
     chosen = int(rng.integers(len(parts)))
+    same = fault == "wrong model"
     if fault == "missing":
         del parts[chosen]
     elif fault == "extra":
         repeated = rng.random() < 0.5
-        parts.append(parts[chosen] if repeated else synth.other_part(parts[chosen], rng))
+        same = bool(rng.random() < 0.6)
+        other = trays.other_part(parts[chosen], rng, same_workpiece=same)
+        parts.append(parts[chosen] if repeated else other)
     elif fault != "complete":
-        same = fault == "wrong model"
-        pool = synth.near_in_size(parts[chosen], 1.45 if same else 1.3)
-        pool = [
-            model
-            for model in pool
-            if (model.workpiece == parts[chosen].workpiece) is same and model not in kit
-        ]
-        if not pool:
+        parts[chosen] = trays.other_part(parts[chosen], rng, same_workpiece=same)
+        if parts[chosen] in kit:
             return None
-        parts[chosen] = pool[int(rng.integers(len(pool)))]
     return parts
 
 
@@ -154,9 +156,9 @@ def _any_part(rng: np.random.Generator, kinds: Sequence[str] = WORKPIECES) -> Pa
     return models[int(rng.integers(len(models)))]
 
 
-def _tray_case(name: str, task: Task, tray: Tray, rng: np.random.Generator) -> Made:
+def _tray_case(name: str, task: Task, plan: Plan, rng: np.random.Generator) -> Made:
     for _ in range(_TRIES):
-        meshes = [rest_pose.rest(fasteners.build(model, rng), rng) for model in tray.parts]
+        meshes = [rest_pose.rest(fasteners.build(model, rng), rng) for model in plan.parts]
         tallest = max(float(mesh.extents()[2]) for mesh in meshes)
         # The station asks for gaps of a fifth of the tallest part.
         placed = layout.lay_out(meshes, rng, (0.2 * tallest + 0.5, 0.8 * tallest + 0.5))
@@ -167,13 +169,13 @@ def _tray_case(name: str, task: Task, tray: Tray, rng: np.random.Generator) -> M
     else:
         raise RuntimeError(f"case {name}: no tray with a clear order of parts in {_TRIES} tries")
     cloud, _ = scan(placed, scale, rng)
-    readings = {MARKS[n]: tray.parts[i].id for n, i in enumerate(order)}
-    found = wrong(tray.required, readings)
+    readings = {MARKS[n]: plan.parts[i].id for n, i in enumerate(order)}
+    found = wrong(plan.required, readings)
     case = Case(
         id=name,
         task=task,
         input=CaseInput(scene=scene_file(name)),
-        product=tray.product,
+        product=plan.product,
         truth=Truth(
             answer=_letters(found),
             readings=readings,
@@ -195,7 +197,7 @@ def _surface_case(name: str, rng: np.random.Generator) -> Made:
     if rng.random() >= CLEAN_SHARE:
         kind = tasks.DEFECT_CLASSES[int(rng.integers(len(tasks.DEFECT_CLASSES)))]
     for _ in range(_TRIES):
-        model = _any_part(rng, synth.PROMISED_SURFACE)
+        model = _any_part(rng, SURFACE_WORKPIECES)
         mesh = rest_pose.rest(fasteners.build(model, rng), rng)
         faces = np.zeros(len(mesh.faces), bool)
         if kind != tasks.NORMAL:
@@ -239,10 +241,7 @@ def scene_file(name: str) -> str:
 
 def _scale(meshes: Sequence[Mesh], rng: np.random.Generator) -> float:
     """The field filled by the parts, or up to a quarter wider."""
-    low = np.min([mesh.vertices.min(axis=0) for mesh in meshes], axis=0)
-    high = np.max([mesh.vertices.max(axis=0) for mesh in meshes], axis=0)
-    width, depth, height = (high - low).tolist()
-    return scanner.scale_for(width, depth, height) * float(rng.uniform(1.0, 1.25))
+    return scanner.scale_for(*trays.field_mm(meshes)) * float(rng.uniform(1.0, 1.25))
 
 
 def scan(
