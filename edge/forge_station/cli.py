@@ -6,10 +6,9 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
-from forge_station import bench, demo, offline
+from forge_station import bench, demo, offline, version
 from forge_station.config import load_station
 from forge_station.errors import StationError
 from forge_station.mes import listen
@@ -46,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="forge-station",
         description="Inspect workpieces with a vision-language model and report to the MES.",
     )
-    parser.add_argument("--version", action="version", version=version("forge-station"))
+    parser.add_argument("--version", action="version", version=version())
     parser.add_argument("-v", "--verbose", action="store_true", help="log what happens, to stderr")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 

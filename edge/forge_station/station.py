@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forge_station import evidence
+from forge_station import evidence, version
 from forge_station.capture.base import Scanner, Trigger
 from forge_station.checks import Thresholds
 from forge_station.config import StationConfig
 from forge_station.contract.verdict import Verdict
 from forge_station.errors import StationError
-from forge_station.mes import payloads, topics
+from forge_station.mes import payloads, report
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher
 from forge_station.mes.stamp import utc_now, uuid7
@@ -104,11 +104,9 @@ class Station:
         """Make the verdict durable first; the picture may fail, the verdict may not."""
         with watch.stage("deliver"):
             verdict = replace(found.verdict, end_time=utc_now())
-            messages = payloads.messages_of(verdict.to_dict(), self.config.mqtt.root)
-            for message in messages:
-                topic = topics.topic_of(self.config.mqtt, message.stream)
-                self.outbox.put(message.stream, topic, message.body, message.id)
-            self.publisher.set_status("last", payloads.last_body(verdict.to_dict()))
+            record = verdict.to_dict()
+            report.put_verdict(self.outbox, self.config.mqtt, record, sw_version=version())
+            self.publisher.set_status("last", payloads.last_body(record))
         verdict = replace(verdict, timings_ms=watch.timings_ms())
         warnings: tuple[str, ...] = ()
         picture = None
