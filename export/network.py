@@ -64,6 +64,8 @@ def read_network(folder: Path) -> Network:
         ) from error
     except ValueError as error:
         raise InputError("config.json is not JSON", which=path, got=error) from error
+    if not isinstance(config, dict):
+        raise InputError("config.json", which=path, expected="an object", got=type(config).__name__)
     if config.get("model_type") != MODEL_TYPE:
         raise InputError(
             "checkpoint is of another architecture",

@@ -53,8 +53,9 @@ class Reference:
             np.concatenate([trunk, packed.ids]),
             np.concatenate([positions[:, None], packed.positions], axis=2),
             torch.from_numpy(mask),
+            len(packed.ids),
         )
-        return np.split(logits[len(trunk) :], packed.last[:-1] + 1)
+        return np.split(logits, packed.last[:-1] + 1)
 
     def alone_logits(
         self, images: Sequence[Image], ids: Sequence[int], segment: Sequence[int]
@@ -69,8 +70,9 @@ class Reference:
                 image_grid_thw=grids if images else None,
                 mm_token_type_ids=(tokens == self.image_token).int(),
                 use_cache=False,
+                logits_to_keep=len(segment),
             )
-        result: NDArray[np.float32] = output.logits[0, len(ids) :].numpy()
+        result: NDArray[np.float32] = output.logits[0].numpy()
         return result
 
     def trunk_positions(self, images: Sequence[Image], ids: Sequence[int]) -> NDArray[np.int64]:
@@ -88,6 +90,7 @@ class Reference:
         ids: NDArray[np.int64],
         positions: NDArray[np.int64],
         mask: torch.Tensor,
+        keep: int,
     ) -> NDArray[np.float32]:
         pixels, grids = self._pixels(images)
         with torch.no_grad():
@@ -98,6 +101,7 @@ class Reference:
                 position_ids=torch.from_numpy(positions),
                 attention_mask=mask,
                 use_cache=False,
+                logits_to_keep=keep,
             )
         result: NDArray[np.float32] = output.logits[0].numpy()
         return result

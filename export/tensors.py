@@ -107,7 +107,7 @@ def _shards(folder: Path) -> list[Path]:
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             names = sorted(set(weight_map.values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise InputError("shard index is malformed", which=index, got=repr(error)) from error
     else:
         names = [SINGLE]

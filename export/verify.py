@@ -186,7 +186,7 @@ def verify(
             found, string_gap = compare(model, reference, case)
             agreements += found
             gap = max(gap, string_gap)
-        positions = _positions_agree(model, reference, two)
+        positions = positions_agree(model, reference, two)
         speed = {case.name: timings(model, case, repeats) for case in cases}
         exact = model.manifest.precision == "fp32"
         provider = model.provider
@@ -214,7 +214,7 @@ def verify(
     }
 
 
-def _positions_agree(model: VisionLanguageModel, reference: Reference, case: Case) -> bool:
+def positions_agree(model: VisionLanguageModel, reference: Reference, case: Case) -> bool:
     from forge_station.vlm.preprocess import mrope_positions
 
     trunk: Trunk = model.trunk(case.images, case.text)

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+
 from forge_station.contract.manifest import MANIFEST_NAME
 from forge_station.errors import BundleError
 from forge_station.vlm.bundle_files import verify_folder

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+
 from forge_station.errors import ModelError
 from forge_station.vlm import grammar
 from forge_station.vlm.decode import Branch, Limits, decode
@@ -14,7 +15,6 @@ from forge_station.vlm.options import option_probabilities
 from forge_station.vlm.packing import Contexts
 from forge_station.vlm.soft_grid import soft_rows
 from forge_station.vlm.text import TextCodec
-
 from tests import nano_checkpoint
 from tests.vlm.fake_language import FakeLanguage
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from forge_station.errors import ModelError
 from forge_station.vlm import grammar
 from forge_station.vlm.text import TextCodec
-
 from tests import nano_checkpoint
 
 PARTS = ("hex_bolt M8", "hex_bolt M8x20", "hex_bolt M8x30", "hex_nut M8", "pin M5x20")

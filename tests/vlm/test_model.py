@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from forge_station.contract import tasks
 from forge_station.errors import BundleError, ModelError
 from forge_station.vlm.decode import Branch, Limits

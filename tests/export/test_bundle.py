@@ -1,0 +1,222 @@
+"""Writing a bundle: refusals leave nothing behind, and what is written opens."""
+
+from __future__ import annotations
+
+import collections
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from export import bundle, model_card
+from export.bundle import Release, write_bundle
+from forge_station.contract.error import StationError
+from forge_station.contract.manifest import Manifest
+from forge_station.errors import InputError
+from forge_station.vlm.bundle_files import read_manifest
+from forge_station.vlm.model import VisionLanguageModel
+
+RELEASE = Release("nano", "0.1.0", 3, "int8", created="2026-11-30T00:00:00Z")
+LINE = """\
+line: demo-line
+products:
+  - part_number: P1
+    kind: batch
+    checks: [workpiece]
+    parts: {hex_nut M8: 3}
+"""
+
+
+@pytest.fixture
+def checkpoint(nano, tmp_path):
+    return shutil.copytree(nano, tmp_path / "checkpoint")
+
+
+def refused(tmp_path, checkpoint, pattern, release=RELEASE, **options) -> None:
+    out = tmp_path / "bundle"
+    with pytest.raises(StationError, match=pattern):
+        write_bundle(checkpoint, out, release, **options)
+    assert not out.exists()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def drop_tensor(folder, name: str) -> None:
+    path = folder / "model.safetensors"
+    short = name.replace("language_model.", "").replace("model.visual", "visual")
+    content = path.read_bytes()
+    assert content.count(f'"{short}"'.encode()) == 1
+    path.write_bytes(content.replace(f'"{short}"'.encode(), f'"{"x" * len(short)}"'.encode()))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lm_head.weight",
+        "model.language_model.layers.1.self_attn.k_proj.bias",
+        "model.visual.merger.mlp.2.weight",
+    ],
+)
+def test_a_missing_tensor_is_named(tmp_path, checkpoint, name):
+    drop_tensor(checkpoint, name)
+    refused(tmp_path, checkpoint, f"lacks a tensor.*{name}")
+
+
+def test_a_truncated_checkpoint_is_refused(tmp_path, checkpoint):
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(tmp_path, checkpoint, "truncated")
+
+
+def test_a_config_of_another_size_is_refused(tmp_path, checkpoint):
+    path = checkpoint / "config.json"
+    path.write_text(
+        path.read_text().replace('"intermediate_size": 512', '"intermediate_size": 480')
+    )
+    refused(tmp_path, checkpoint, r"another shape.*gate_proj.*\[480, 192\], got \[512, 192\]")
+
+
+@pytest.mark.parametrize(
+    ("content", "pattern"),
+    [(None, "lacks its tokenizer"), ("{", "tokenizer is not valid")],
+)
+def test_a_bad_tokenizer_is_refused(tmp_path, checkpoint, content, pattern):
+    path = checkpoint / "tokenizer.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    refused(tmp_path, checkpoint, pattern)
+
+
+def test_the_tokenizer_of_another_model_is_refused(tmp_path, checkpoint):
+    path = checkpoint / "config.json"
+    path.write_text(path.read_text().replace('"image_token_id": 5', '"image_token_id": 4'))
+    refused(tmp_path, checkpoint, "not the one of this checkpoint")
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '"x"'])
+def test_a_bad_training_card_is_refused(tmp_path, checkpoint, text):
+    (checkpoint / "training_card.json").write_text(text)
+    refused(tmp_path, checkpoint, "training card")
+
+
+@pytest.mark.parametrize("text", ["", "line: [", "line: x\nproducts: 3\n"])
+def test_a_bad_line_file_is_refused(tmp_path, checkpoint, text):
+    (tmp_path / "line.yaml").write_text(text)
+    release = Release("nano", "0.1.0", line=tmp_path / "line.yaml")
+    refused(tmp_path, checkpoint, r"line\.yaml", release)
+
+
+def test_a_full_disk_is_noticed_before_work(tmp_path, checkpoint, monkeypatch):
+    usage = collections.namedtuple("usage", "total used free")
+    monkeypatch.setattr(bundle.shutil, "disk_usage", lambda _folder: usage(10, 9, 1000))
+    refused(tmp_path, checkpoint, r"not enough disk space.*MB")
+
+
+@pytest.mark.parametrize(
+    "release",
+    [Release("nano", "0.1.0", precision="int3"), Release("Nano!", "0.1.0"), Release("nano", "one")],
+)
+def test_a_bad_release_is_refused(tmp_path, checkpoint, release):
+    refused(tmp_path, checkpoint, r"precision|name|version", release)
+
+
+def test_an_existing_folder_is_replaced_only_when_asked_and_only_a_bundle(tmp_path, checkpoint):
+    out = tmp_path / "bundle"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    for replace in (False, True):
+        with pytest.raises(InputError, match="output folder exists"):
+            write_bundle(checkpoint, out, RELEASE, replace=replace)
+    assert (out / "notes.txt").read_text() == "mine"
+    shutil.rmtree(out)
+    write_bundle(checkpoint, out, RELEASE)
+    with pytest.raises(InputError, match="--replace"):
+        write_bundle(checkpoint, out, RELEASE)
+    write_bundle(checkpoint, out, RELEASE, replace=True)
+
+
+def test_the_manifest_says_what_the_checkpoint_is(tmp_path, checkpoint):
+    (tmp_path / "line.yaml").write_text(LINE)
+    release = Release(
+        "nano",
+        "0.1.0",
+        7,
+        line=tmp_path / "line.yaml",
+        evaluation={"letter": {"accuracy": 0.97}},
+        thresholds={"row": 0.42},
+    )
+    done: list[int] = []
+    manifest = write_bundle(
+        checkpoint, tmp_path / "b", release, progress=lambda _what, steps: done.append(steps)
+    )
+    assert manifest == read_manifest(tmp_path / "b")
+    assert sum(done) == bundle.steps_of(bundle.read_network(checkpoint))
+    assert (manifest.line, manifest.release_counter) == ("demo-line", 7)
+    assert manifest.images == {"sheet": (168, 336), "surface": (224, 672)}
+    assert manifest.tokens["image_pad"] == 5
+    assert manifest.model["none_weight"] == 0.25
+    assert manifest.model["mrope_section"] == (8, 12, 12) or list(
+        manifest.model["mrope_section"]
+    ) == [8, 12, 12]
+    assert manifest.thresholds == {"row": 0.42}
+    assert manifest.training["evaluation"]["letter"]["accuracy"] == 0.97
+    assert {"line.yaml", "MODEL_CARD.md"} <= set(manifest.files)
+    card = (tmp_path / "b" / "MODEL_CARD.md").read_text()
+    assert "| letter.accuracy | 0.97 |" in card
+    assert "| row | 0.42 |" in card
+
+
+def test_int8_is_small_and_opens(tmp_path, checkpoint):
+    small = write_bundle(checkpoint, tmp_path / "small", RELEASE)
+    full = write_bundle(checkpoint, tmp_path / "full", Release("nano", "0.1.0", 3, "fp32"))
+    sizes = [sum(entry.size for entry in m.files.values()) for m in (small, full)]
+    assert sizes[0] < 0.4 * sizes[1]
+    with VisionLanguageModel.open(tmp_path / "small") as model:
+        assert np.isfinite(model.embed_images([np.zeros((28, 28, 3), np.uint8)])[0]).all()
+
+
+def test_the_same_checkpoint_gives_the_same_bundle(tmp_path, checkpoint):
+    first = write_bundle(checkpoint, tmp_path / "a", RELEASE)
+    second = write_bundle(checkpoint, tmp_path / "b", RELEASE)
+    assert first.sha256 == second.sha256
+
+
+def test_the_model_card_invents_no_figures(tmp_path, checkpoint):
+    manifest: Manifest = write_bundle(checkpoint, tmp_path / "b", RELEASE)
+    card = model_card.render(manifest, {}, {})
+    assert "No training card" in card
+    assert "No evaluation figures" in card
+    assert "accuracy" not in card
+
+
+def test_the_command_prints_one_json_line_last(tmp_path, checkpoint, monkeypatch, capsys):
+    arguments = ["bundle", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "b")]
+    monkeypatch.setattr("sys.argv", arguments)
+    assert bundle.main() == 0
+    last = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert last["precision"] == "int8"
+    assert last["sha256"] == read_manifest(tmp_path / "b").sha256
+    assert bundle.main() == 1
+    assert "output folder exists" in capsys.readouterr().err
+
+
+def test_the_verify_command_passes_on_its_own_bundle(tmp_path, monkeypatch, capsys):
+    from export import verify
+    from training import nano as training_nano
+
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    folder = tmp_path / "checkpoint"
+    training_nano.save_checkpoint(
+        training_nano.build_model(text_depth=1, vision_depth=1), folder, {}
+    )
+    write_bundle(folder, tmp_path / "b", Release("nano", "0.1.0", 1, "fp32"))
+    arguments = ["verify", "--checkpoint", str(folder), "--bundle", str(tmp_path / "b")]
+    monkeypatch.setattr("sys.argv", [*arguments, "--repeats", "1"])
+    assert verify.main() == 0
+    last = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert last["ok"]
+    assert last["positions_agree"]
+    assert last["max_diff"] < 1e-4
+    assert set(last["timing"]) == {"sheet", "surface"}
