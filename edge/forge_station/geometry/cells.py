@@ -41,6 +41,9 @@ _SEEN_BRIDGE_CELLS = 5
 # A hole in the seen tray counts from this inscribed radius on: shadows away from parts are thin.
 _UNSEEN_RADIUS_CELLS = 5.0
 _BESIDE_CELLS = 9
+# ... and only where all poses look: the tray around it is about as dense as elsewhere. Near the
+# border a single pose sees the tray, and a shadow in it is a hole.
+_FULL_VIEW_SHARE = 0.65
 # A waist narrower than this share of both bodies it joins.
 _WAIST = 0.5
 _MAX_SIDE = 4096
@@ -193,11 +196,18 @@ def unseen_areas(labels: Labels, grid: Grid) -> list[float]:
     count, number, stats, _ = cv2.connectedComponentsWithStats(holes, connectivity=8)
     if count < 2:
         return []
+    full = _FULL_VIEW_SHARE * float(np.percentile(grid.flat[grid.flat > 0], 75))
     radius = np.zeros(count, np.float32)
     depth = cv2.distanceTransform(holes, cv2.DIST_L2, 5)
     np.maximum.at(radius, np.asarray(number, np.int32).ravel(), depth.ravel())
     beside = set(np.unique(number[_widened(labels > 0, _BESIDE_CELLS)]).tolist())
-    alone = [k for k in range(1, count) if radius[k] >= _UNSEEN_RADIUS_CELLS and k not in beside]
+    alone = [
+        k
+        for k in range(1, count)
+        if radius[k] >= _UNSEEN_RADIUS_CELLS
+        and k not in beside
+        and grid.flat[_widened(number == k, _BESIDE_CELLS) & (grid.flat > 0)].mean() >= full
+    ]
     return sorted(float(stats[k, cv2.CC_STAT_AREA]) * grid.cell_mm**2 for k in alone)[::-1]
 
 

@@ -19,6 +19,7 @@ Matrix = NDArray[np.float64]
 # An end of a part: share of the density just inside, bins and reach in camera pixels.
 EDGE_DENSITY, TOP_DENSITY = 0.1, 0.2
 _BIN_PX, _EDGE_REACH_PX = 0.25, 3.0
+_EDGE_POINTS_PER_POSE = 10
 # Share of points a side that the search for the rectangle ignores.
 _SEARCH_SHARE = 0.003
 # Points that the search for the rectangle looks at; an even stride over the cloud.
@@ -85,9 +86,11 @@ def _high_end(values: Matrix, camera_pixel_mm: float, poses: int, density: float
     number = np.minimum((highest - values) / width, count).astype(np.int64)
     held = np.bincount(number, minlength=count + 1)[:count].astype(np.float64)
     ahead = np.concatenate([held, np.zeros(depth)])
-    inside = np.lib.stride_tricks.sliding_window_view(ahead, depth + 1).max(axis=1)
-    full = held >= np.maximum(poses, density * inside)
+    inside = np.lib.stride_tricks.sliding_window_view(ahead, depth + 1)
+    full = held >= np.maximum(poses, density * inside.max(axis=1))
     full &= np.concatenate([full[1:], [True]])
+    # A clump of flying points has nothing behind it.
+    full &= inside.sum(axis=1) >= _EDGE_POINTS_PER_POSE * poses
     first = int(np.argmax(full)) if full.any() else 0
     return max(highest - (first + 0.5) * width, highest - span / 2.0)
 
