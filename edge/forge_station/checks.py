@@ -160,9 +160,7 @@ def judge_marks(model: VisionLanguageModel, read: MarksRead, product: Product) -
     text = tasks.readings_text(readings) + tasks.NEXT_USER
     text += tasks.judge_text(kind, dict(product.parts) or None) + tasks.ASSISTANT
     trunk = model.extend(read.trunk, text)
-    letters = model.score_options(
-        trunk, tasks.ANSWER_KEY, [*sorted(readings), tasks.NONE]
-    )
+    letters = model.score_options(trunk, tasks.ANSWER_KEY, [*sorted(readings), tasks.NONE])
     letter = max(letters, key=lambda option: letters[option])
     scores = model.score_options(trunk, tasks.SCORE_KEY, tasks.SCORES)
     missing = tasks.NONE
@@ -358,9 +356,7 @@ def _expected_score(odds: Mapping[str, float]) -> float:
     return round(sum(int(text.split("/")[0]) * p for text, p in odds.items()), 1)
 
 
-def _grid_reading(
-    mark: str, view: str, grid: DefectGrid, picture: sheet.Sheet
-) -> GridReading:
+def _grid_reading(mark: str, view: str, grid: DefectGrid, picture: sheet.Sheet) -> GridReading:
     axes = AXES[view]
     side_mm = picture.image.shape[0] * picture.mm_per_px
     centre = picture.centre_mm

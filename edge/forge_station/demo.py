@@ -56,7 +56,7 @@ class SimulatedLine:
     def scanner_of(self, trigger: Trigger) -> Scanner:
         """The simulated head, set to the product's field; made once a product."""
         from forge_station.capture.sim import SimulatedScanner
-        from forge_station.sim import scanner, trays
+        from forge_station.sim import scanner
 
         product = self.config.line.product(trigger.part_number)
         if product.part_number not in self.scanners:
@@ -78,9 +78,7 @@ class SimulatedLine:
         from forge_station.sim import trays
 
         rng = np.random.default_rng(self.settings.seed)
-        boxes = [
-            trays.field_mm(trays.make(product, rng, wrong=False).meshes) for _ in range(10)
-        ]
+        boxes = [trays.field_mm(trays.make(product, rng, wrong=False).meshes) for _ in range(10)]
         width, depth, height = np.max(boxes, axis=0).tolist()
         return width, depth, height
 
@@ -133,7 +131,9 @@ def run(config: StationConfig, count: int, out: TextIO = sys.stdout, *, store: b
         first = 1 + outbox.last_seq("verdict")
         manifest = inspector.model.manifest
         publisher = Publisher(
-            outbox, config.mqtt, birth={"model": {"name": manifest.name, "version": manifest.version}}
+            outbox,
+            config.mqtt,
+            birth={"model": {"name": manifest.name, "version": manifest.version}},
         )
         if config.broker != "none":
             stack.enter_context(publisher)
@@ -197,9 +197,7 @@ def table(done: list[Done], trays: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def summary(
-    done: list[Done], trays: dict[str, Any], published: int, acked: int
-) -> dict[str, Any]:
+def summary(done: list[Done], trays: dict[str, Any], published: int, acked: int) -> dict[str, Any]:
     """The last line of a demo. overkill: good trays that failed; escapes: bad ones that passed."""
     verdicts = [part.verdict for part in done]
     counts = Counter(verdict.outcome.value for verdict in verdicts)

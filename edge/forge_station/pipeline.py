@@ -7,7 +7,7 @@ neither drivers nor MQTT. Whatever stops a check ends in UNSURE or ERROR, never 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from forge_station import checks
@@ -69,7 +69,7 @@ class Inspector:
     """The model and its operating points: everything that stays from part to part."""
 
     model: VisionLanguageModel
-    thresholds: Thresholds = Thresholds()
+    thresholds: Thresholds = field(default_factory=Thresholds)
     layout: Layout = NANO_LAYOUT
     time_budget_s: float = 10.0
 
@@ -217,11 +217,9 @@ class Inspector:
     ) -> Verdict:
         required = job.product.checks if job.product is not None else ("workpiece",)
         checked = list(results)
-        if job.product is None and checked[0].outcome is Outcome.PASS:
+        if job.product is None and [item.outcome for item in checked] == [Outcome.PASS]:
             text = "no part number was given, so there is nothing to compare the readings with"
-            checked.append(
-                CheckResult("workpiece", Outcome.UNSURE, (Reason("NOT_CHECKED", text),))
-            )
+            checked.append(CheckResult("workpiece", Outcome.UNSURE, (Reason("NOT_CHECKED", text),)))
         manifest = self.model.manifest
         return decide(
             required=required,
@@ -270,4 +268,6 @@ def figures(cloud: Cloud) -> dict[str, float]:
 
 def _failed_checks(job: Job, error: StationError) -> list[CheckResult]:
     required = job.product.checks if job.product is not None else ("workpiece",)
-    return [CheckResult(name, Outcome.ERROR, (Reason(error.code, str(error)),)) for name in required]
+    return [
+        CheckResult(name, Outcome.ERROR, (Reason(error.code, str(error)),)) for name in required
+    ]

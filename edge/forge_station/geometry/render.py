@@ -138,7 +138,8 @@ def shade(view: View) -> ByteImage:
     filled = view.filled
     mask = filled.astype(np.float32)
     smooth = _masked_blur(np.where(filled, view.depth, np.float32(0)), mask, 0.7)
-    depth = np.where(filled, smooth, np.float32(np.nan)) / np.float32(view.mm_per_px)
+    depth: FloatImage = np.where(filled, smooth, np.float32(np.nan))
+    depth = depth / np.float32(view.mm_per_px)
     right, down = _slope(depth, 1), _slope(depth, 0)
     inverse = 1.0 / np.sqrt(1.0 + right * right + down * down)
     light = 0.30 + 0.55 * inverse + 0.18 * inverse * (0.6 * down + 0.4 * right)
@@ -153,7 +154,8 @@ def relief(view: View) -> ByteImage:
     """
     filled = view.filled
     mask = filled.astype(np.float32)
-    values = np.where(filled, view.depth, np.float32(0)) / np.float32(view.mm_per_px)
+    values: FloatImage = np.where(filled, view.depth, np.float32(0))
+    values = values / np.float32(view.mm_per_px)
     local = _masked_blur(values, mask, RELIEF_SIGMA * max(view.depth.shape))
     grey = np.clip(128.0 + RELIEF_GAIN * (values - local), 1.0, 255.0)
     return np.where(filled, np.rint(grey), 0).astype(np.uint8)

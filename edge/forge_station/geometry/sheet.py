@@ -135,9 +135,7 @@ def surface_picture(points: Points, layout: Layout) -> tuple[Sheet, dict[str, re
     return Sheet(image, mm_per_px, centre_mm=box.centre), views
 
 
-def draw_letter(
-    image: NDArray[np.uint8], mark: str, left: int, top: int, layout: Layout
-) -> None:
+def draw_letter(image: NDArray[np.uint8], mark: str, left: int, top: int, layout: Layout) -> None:
     """Draw `mark` into the strip of the cell whose upper left pixel is (left, top)."""
     factor = max(1, layout.cell // 56)
     bits = np.array([[int(bit) for bit in row] for row in _GLYPHS[mark]], np.uint8)

@@ -24,6 +24,7 @@ from forge_station.sim.mesh import Mesh
 from forge_station.sim.raster import raster
 
 Array = NDArray[np.float64]
+Faces = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,11 @@ def _pose(
     rng: np.random.Generator,
     noise: Noise,
     step: int,
-) -> tuple[Array, NDArray[np.int32]]:
+) -> tuple[Array, Faces]:
     tray_from_camera = calibration.tray_from_camera
     if tray_from_camera is None:
         raise ValueError(f"calibration {calibration.name}: the surrogate needs tray_from_camera")
-    camera_from_tray = np.linalg.inv(tray_from_camera)
+    camera_from_tray = np.asarray(np.linalg.inv(tray_from_camera), np.float64)
     projector_from_tray = calibration.projector_from_camera @ camera_from_tray
     camera, width, height = _shrunk(calibration.camera.matrix, calibration.camera.image_size, step)
     lamp, lamp_width, lamp_height = _shrunk(
@@ -124,7 +125,7 @@ def _shrunk(matrix: Array, size: tuple[int, int], step: int) -> tuple[Array, int
 
 def _z_buffer(
     mesh: Mesh, target_from_tray: Array, matrix: Array, width: int, height: int
-) -> tuple[Array, NDArray[np.int32]]:
+) -> tuple[Array, Faces]:
     xyz = mesh.vertices @ target_from_tray[:3, :3].T + target_from_tray[:3, 3]
     inverse = 1.0 / xyz[:, 2]
     u = matrix[0, 0] * xyz[:, 0] * inverse + matrix[0, 2]
@@ -137,9 +138,10 @@ def _z_buffer(
 
 @numba.njit(cache=True, fastmath=True)
 def _points(
-    depth, face, normals, camera, tray_from_camera, lamp_depth, lamp, projector_from_tray,
-    seed, pixel_mm, sigma, grazing_keep, flying, edge_drop, out, source,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+    depth: Array, face: Faces, normals: Array, camera: Array, tray_from_camera: Array,
+    lamp_depth: Array, lamp: Array, projector_from_tray: Array, seed: int, pixel_mm: float,
+    sigma: float, grazing_keep: float, flying: float, edge_drop: float, out: Array, source: Faces,
+) -> int:  # fmt: skip
     """Pixels of the camera's depth map -> noisy points; returns how many."""
     np.random.seed(seed)
     height, width = depth.shape

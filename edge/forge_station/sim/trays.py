@@ -72,9 +72,7 @@ def field_mm(meshes: Sequence[Mesh]) -> tuple[float, float, float]:
     return float(reach[0]), float(reach[1]), float(high[2])
 
 
-def other_part(
-    base: PartModel, rng: np.random.Generator, *, same_workpiece: bool
-) -> PartModel:
+def other_part(base: PartModel, rng: np.random.Generator, *, same_workpiece: bool) -> PartModel:
     """A part that could be mixed up with `base`: a neighbouring model number, or another kind."""
     if same_workpiece:
         same = [m for m in of_workpiece(base.workpiece) if m.id != base.id]
