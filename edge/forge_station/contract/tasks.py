@@ -21,11 +21,11 @@ grid of VIEScore2 (rows and columns 1..16 from the upper left), one grid a view.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
 from forge_station.contract.views import MARKS, VIEWS
-
 
 SYSTEM_PROMPT = "Inspect the parts."
 TRUNK_OPEN = f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n"
@@ -44,9 +44,7 @@ GRID_ROWS = 16
 SCORES: tuple[str, ...] = tuple(f"{n}/10" for n in range(11))
 
 
-def sheet_facts(
-    sizes: Mapping[str, tuple[float, float, float]], mm_per_px: float
-) -> str:
+def sheet_facts(sizes: Mapping[str, tuple[float, float, float]], mm_per_px: float) -> str:
     """User text beside a marks sheet: scale and the measured (length, width, height) a mark, mm."""
     lines = [f"marks scale {mm_per_px:.2f}"]
     lines += [f"{mark}: {size_text(size)}" for mark, size in sorted(sizes.items())]
@@ -71,11 +69,13 @@ def readings_text(readings: Mapping[str, str]) -> str:
 
 
 def judge_text(kind: str, required: Mapping[str, int] | None) -> str:
-    """User text of turn two: `batch` of one part (None: the majority rules) or an `assembly`."""
+    """User text of turn two: a `batch` of one part (None: the majority rules) or an `assembly`."""
     if kind not in ("batch", "assembly"):
         raise ValueError(f"judge: expected batch or assembly, got {kind!r}")
     if not required:
-        return f"{kind} majority"
+        if kind == "assembly":
+            raise ValueError("judge: an assembly needs its parts, got none")
+        return "batch majority"
     if kind == "batch":
         return f"batch {next(iter(required))}"
     return "\n".join(["assembly", *(f"{n} {part}" for part, n in required.items())])
@@ -115,7 +115,7 @@ def surface_score(defect_share: float) -> int:
     """
     if defect_share <= 0:
         return 10
-    return round(7 * (1 - min(1.0, (4 * defect_share) ** 0.5)))
+    return round(7 * (1 - min(1.0, math.sqrt(4 * defect_share))))
 
 
 def parse_letter(text: str, options: Sequence[str], *, strict_first_letter: bool = False) -> str:
@@ -125,20 +125,21 @@ def parse_letter(text: str, options: Sequence[str], *, strict_first_letter: bool
     protocol takes the first capital letter of the text, which reads "Answer: B" as A;
     `strict_first_letter` reproduces it for comparison.
     """
-    letters = [option for option in options if len(option) == 1]
+    letters = "".join(option for option in options if len(option) == 1)
     if strict_first_letter:
-        found = re.search(f"[{''.join(letters)}]", text.upper())
+        found = re.search(f"[{letters}]", text.upper())
         return found.group(0) if found else ""
-    explicit = re.findall(
-        rf"answer\s*(?:is|:)\s*\(?({'|'.join(map(re.escape, options))})\b", text, re.IGNORECASE
-    )
+    words = "|".join(re.escape(option) for option in options if len(option) > 1) or "(?!)"
+    # "The answer is a bolt" names no letter: a small letter counts only at the end of its line.
+    choice = rf"[{letters}]\b|[{letters.lower()}](?=[^\w\n]*$)|(?i:{words})\b"
+    explicit = re.findall(rf"(?i:answer[\s*]*(?:is|:))[\s*:(]*({choice})", text, re.MULTILINE)
     if explicit:
         last = str(explicit[-1])
-        return last if last.lower() == NONE else last.upper()
-    bare = re.findall(rf"(?<![A-Za-z])([{''.join(letters)}])(?![A-Za-z])", text)
+        return last.upper() if len(last) == 1 else last.lower()
+    bare = re.findall(rf"(?<![A-Za-z])([{letters}])(?![A-Za-z])", text)
     if len(set(bare)) == 1:
         return str(bare[0])
-    return NONE if text.strip().lower() == NONE and NONE in options else ""
+    return NONE if text.strip(" .\n").lower() == NONE and NONE in options else ""
 
 
 def parse_surfinsp(text: str) -> tuple[str, list[str]]:
