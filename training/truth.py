@@ -88,9 +88,7 @@ def surface_truth(part: PartCloud, flags: NDArray[np.floating]) -> SurfaceTruth:
         filled[i] = grids.coverage(views[view].filled) > 0.5
         if not flags.any():
             continue
-        share = render.view_mean(
-            part.points, flags, view, picture.mm_per_px, (side, side), centre
-        )
+        share = render.view_mean(part.points, flags, view, picture.mm_per_px, (side, side), centre)
         mask = np.nan_to_num(share, nan=0.0) > 0.5
         if mask.any():
             cells[i] = grids.coverage(mask) > grids.STATION_COVERAGE
