@@ -319,10 +319,13 @@ def _probability(image: ByteImage, mark: MarkPicture, at: tuple[int, int], room:
     cv2.rectangle(image, at, (at[0] + bar, at[1] + 10), ink.WHITE, cv2.FILLED)
     cv2.rectangle(image, at, (at[0] + round(share * bar), at[1] + 10), ink.MUTED, cv2.FILLED)
     cv2.rectangle(image, at, (at[0] + bar, at[1] + 10), ink.INK, 1)
-    # 99.96 % must not read as certain.
-    words = f"{100 * share:.0f} %" if share < 0.995 else ">99 %"
-    ink.text(image, words, (at[0] + bar + 8, at[1] + 11), 0.5, ink.INK)
+    ink.text(image, percent(share), (at[0] + bar + 8, at[1] + 11), 0.5, ink.INK)
     return at[1] + 10
+
+
+def percent(share: float) -> str:
+    """`97 %`; what rounds to 100 reads `>99 %`: a reading is never certain."""
+    return f"{100 * share:.0f} %" if share < 0.995 else ">99 %"
 
 
 # ---------------------------------------------------------------- header and footer
@@ -349,7 +352,7 @@ def _header(image: ByteImage, title: Title, reasons: Sequence[str]) -> None:
         left = right - ink.width(words, 0.7)
         ink.text(image, words, (left, block.y + 24), 0.7, ink.MUTED)
     y = block.y + 52
-    for first, line in _reason_lines(reasons, right - x - 20):
+    for first, line in reason_lines(reasons, right - x - 20):
         if first:
             cv2.rectangle(image, (x, y - 10), (x + 8, y - 2), ink.INK, cv2.FILLED)
         ink.text(image, line, (x + 20, y), 0.62, ink.INK, room=right - x - 20)
@@ -358,7 +361,7 @@ def _header(image: ByteImage, title: Title, reasons: Sequence[str]) -> None:
     ink.text(image, detail, (x, block.y + block.height - 4), 0.5, ink.MUTED, room=right - x)
 
 
-def _reason_lines(reasons: Sequence[str], room: int) -> list[tuple[bool, str]]:
+def reason_lines(reasons: Sequence[str], room: int) -> list[tuple[bool, str]]:
     """(starts a reason, text) of the lines that fit; the last one counts what was left out."""
     lines = [
         (index == 0, line, number)
