@@ -166,5 +166,5 @@ def test_row_text_is_ascending_and_one_based():
 
 
 def test_no_mark_looks_like_another_option():
-    assert tasks.LETTER_OPTIONS == (*MARKS, "none")
+    assert list(tasks.LETTER_OPTIONS) == [*MARKS, "none"]
     assert [tasks.mark_key(mark) for mark in MARKS] == ["A:", "B:", "C:", "D:", "E:", "F:"]

@@ -85,8 +85,10 @@ def marks_sheet(parts: Sequence[Points], columns: Sequence[int], layout: Layout)
     """
     if len(parts) != len(columns) or len(set(columns)) != len(columns):
         raise ValueError(f"marks sheet: {len(parts)} parts need as many distinct columns")
-    if not 0 < len(parts) <= layout.columns or max(columns) >= layout.columns:
+    if not 0 < len(parts) <= layout.columns:
         raise ValueError(f"marks sheet: 1..{layout.columns} parts fit, got {len(parts)}")
+    if not set(columns) <= set(range(layout.columns)):
+        raise ValueError(f"marks sheet: columns 0..{layout.columns - 1} fit, got {columns}")
     boxes = [robust_box(points) for points in parts]
     inner = (layout.cell - layout.strip - layout.margin, layout.cell - 2 * layout.margin)
     needed = max(
