@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from export import verify
 from export.bundle import Release, write_bundle
@@ -16,7 +18,12 @@ from forge_station.contract import tasks
 from forge_station.vlm.decode import Branch
 from forge_station.vlm.engine import Graph
 from forge_station.vlm.model import VisionLanguageModel
-from forge_station.vlm.preprocess import patchify, vision_layout
+from forge_station.vlm.preprocess import (
+    VisionGeometry,
+    normalised_patches,
+    patchify,
+    vision_layout,
+)
 
 LIMIT = 1e-4
 PARTS = ("hex_bolt M8", "hex_bolt M8x20", "hex_bolt M8x30", "hex_nut M8", "pin M5x20")
@@ -82,6 +89,16 @@ def test_positions_equal_transformers(pair):
     assert verify.positions_agree(model, reference, case)
 
 
+@pytest.mark.parametrize("size", [(28, 28), (84, 140)])
+def test_patches_equal_the_published_image_processor(size):
+    image = np.random.default_rng(1).integers(0, 256, (*size, 3), np.uint8)
+    processor = Qwen2VLImageProcessorPil()
+    given = processor(images=[image], return_tensors="np", do_resize=False)
+    assert given["image_grid_thw"].tolist() == [[1, size[0] // 14, size[1] // 14]]
+    ours = normalised_patches(image, VisionGeometry())
+    assert np.abs(ours - given["pixel_values"]).max() < 1e-6
+
+
 def test_a_wrong_picture_is_noticed(pair):
     """The negative control: parity that would pass on any input proves nothing."""
     model, reference = pair
@@ -95,26 +112,22 @@ def test_a_wrong_picture_is_noticed(pair):
 @pytest.mark.parametrize(("precision", "bound"), [("int8", 0.06), ("w4a16", 0.6)])
 def test_quantised_bundles_stay_near(pair, tmp_path, precision, bound):
     _, reference = pair
-    folder = reference.model.config.name_or_path
-    write_bundle(_path(folder), tmp_path / "b", Release("q", "0.1.0", 1, precision))
+    folder = Path(reference.model.config.name_or_path)
+    write_bundle(folder, tmp_path / "b", Release("q", "0.1.0", 1, precision))
     with VisionLanguageModel.open(tmp_path / "b") as model:
         agreements, _ = verify.compare(model, reference, case_of(model, "case", (84, 112)))
     for agreement in agreements:
         assert 0 < agreement.relative_l2 < bound, agreement
 
 
-def _path(text: str):
-    from pathlib import Path
-
-    return Path(text)
-
-
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch about itself
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_torch_exporter_gives_the_same_vision_graph(pair, tmp_path):
     from export.vision_torch import write_vision
 
     model, reference = pair
-    checkpoint = Checkpoint(_path(reference.model.config.name_or_path))
+    checkpoint = Checkpoint(Path(reference.model.config.name_or_path))
     network = read_network(checkpoint.folder).vision
     write_vision(checkpoint, network, tmp_path / "vision.onnx")
     graph = Graph(tmp_path / "vision.onnx")

@@ -9,7 +9,6 @@ from forge_station.errors import ModelError
 from forge_station.vlm.preprocess import (
     VisionGeometry,
     mrope_positions,
-    normalised_patches,
     patchify,
     vision_layout,
 )
@@ -51,16 +50,6 @@ def test_patches_are_channel_then_pixels_of_the_image():
     image = np.random.default_rng(0).integers(0, 256, (28, 28, 3), np.uint8)
     patches = patchify(image, NANO).reshape(4, 3, 14, 14)
     assert (patches[3] == image[14:, 14:].transpose(2, 0, 1)).all()
-
-
-def test_normalised_patches_equal_the_published_image_processor():
-    module = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
-    processor = module.Qwen2VLImageProcessorPil()
-    image = np.random.default_rng(1).integers(0, 256, (84, 140, 3), np.uint8)
-    given = processor(images=[image], return_tensors="np", do_resize=False)
-    assert given["image_grid_thw"].tolist() == [[1, 6, 10]]
-    ours = normalised_patches(image, LARGE)
-    assert np.abs(ours - given["pixel_values"]).max() < 1e-6
 
 
 @pytest.mark.parametrize("geometry", [NANO, LARGE])
