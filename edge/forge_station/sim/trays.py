@@ -36,6 +36,17 @@ class Tray:
 
 def make(product: Product, rng: np.random.Generator, *, wrong: bool) -> Tray:
     """A tray of `product`, right or with one fault that its checks should find."""
+    parts, fault = choose(product, rng, wrong=wrong)
+    meshes = [rest_pose.rest(fasteners.build(by_id(part), rng), rng) for part in parts]
+    if fault in defects.DEFECTS:
+        meshes[0] = defects.apply_defect(meshes[0], fault, rng).mesh
+    return Tray(product.part_number, parts, fault, tuple(place(meshes, rng)))
+
+
+def choose(
+    product: Product, rng: np.random.Generator, *, wrong: bool
+) -> tuple[tuple[str, ...], str]:
+    """Which parts lie on a tray, in which order, and its fault: see `Tray`."""
     parts = [part for part, count in product.parts.items() for _ in range(count)]
     if not parts:  # a majority batch: any part of the catalogue
         parts = [CATALOGUE[int(rng.integers(len(CATALOGUE)))].id] * (product.count or 5)
@@ -51,11 +62,7 @@ def make(product: Product, rng: np.random.Generator, *, wrong: bool) -> Tray:
             same = fault == WRONG_MODEL
             parts[chosen] = other_part(by_id(parts[chosen]), rng, same_workpiece=same).id
     order = rng.permutation(len(parts))
-    parts = [parts[i] for i in order]
-    meshes = [rest_pose.rest(fasteners.build(by_id(part), rng), rng) for part in parts]
-    if fault in defects.DEFECTS:
-        meshes[0] = defects.apply_defect(meshes[0], fault, rng).mesh
-    return Tray(product.part_number, tuple(parts), fault, tuple(place(meshes, rng)))
+    return tuple(parts[i] for i in order), fault
 
 
 def place(meshes: Sequence[Mesh], rng: np.random.Generator) -> list[Mesh]:
