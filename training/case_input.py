@@ -32,12 +32,12 @@ Views = Mapping[str, ByteImage]
 
 @dataclass(frozen=True)
 class Pictures:
-    """What comes without a cloud. `sheet` shows all marks, `surface` the part at A.
+    """What comes without a cloud. `marks` shows all parts, `surface` the one at A.
 
     `sizes` are measured on the views; of a photo they are 0.
     """
 
-    sheet: sheet.Sheet
+    marks: sheet.Sheet
     surface: sheet.Sheet
     sizes: Mapping[str, Size]
 
@@ -159,7 +159,7 @@ def _of_views(case: Case, folder: Path, layout: Layout) -> Seen:
         box = view_images.size_of(views[mark], files.mm_per_px, f"views.{mark}")
         sizes[mark] = Size(*box, uncertainty_mm=2 * files.mm_per_px)
     pictures = Pictures(
-        sheet=views_sheet(views, scales, layout),
+        marks=views_sheet(views, scales, layout),
         surface=view_images.surface_picture(views[MARKS[0]], scales[MARKS[0]], layout),
         sizes=sizes,
     )
@@ -171,7 +171,7 @@ def _of_photo(case: Case, folder: Path, layout: Layout) -> Seen:
     path = _file(folder, case.input.photo or "")
     photo = np.maximum(view_images.read_image(path), 1)
     pictures = Pictures(
-        sheet=photo_sheet(photo, layout),
+        marks=photo_sheet(photo, layout),
         surface=view_images.surface_picture({"top": photo}, 1.0, layout),
         sizes={mark: Size(0.0, 0.0, 0.0, 0.0) for mark in case.input.marks},
     )

@@ -287,7 +287,8 @@ def _left_to_right(
 def write_scene(path: Path, made: Made) -> None:
     """NPZ with points float32 [N, 3], unit, frame, camera_pixel_mm, poses and, if any, defect.
 
-    Coordinates are rounded to 1/128 camera pixel, so that they compress; appears by rename.
+    Coordinates are rounded to 1/128 camera pixel, so that they compress; the same case gives the
+    same bytes. Appears by rename.
     """
     cloud = made.cloud
     step = 2.0 ** np.floor(np.log2(cloud.camera_pixel_mm / 128))
@@ -302,11 +303,12 @@ def write_scene(path: Path, made: Made) -> None:
         arrays["defect"] = made.defect
     path.parent.mkdir(parents=True, exist_ok=True)
     partial_file = path.with_suffix(".partial")
-    with zipfile.ZipFile(partial_file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+    with zipfile.ZipFile(partial_file, "w") as archive:
         for name, array in arrays.items():
             buffer = io.BytesIO()
             np.lib.format.write_array(buffer, array, allow_pickle=False)
-            archive.writestr(f"{name}.npy", buffer.getvalue())
+            member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            archive.writestr(member, buffer.getvalue(), zipfile.ZIP_DEFLATED, compresslevel=1)
     partial_file.replace(path)
 
 

@@ -218,7 +218,7 @@ def _read_pictures(
     with watch.stage("read"):
         read = checks.read_marks(
             inspector.model,
-            pictures.sheet,
+            pictures.marks,
             pictures.sizes,
             {},
             inspector.thresholds,

@@ -72,7 +72,7 @@ _PLAIN = ("reading_calibration_error", "class_calibration_error", "grid_precisio
 def table(figures: Mapping[str, Any]) -> str:
     """Plain text, one block a task."""
     lines: list[str] = []
-    order = [task for task in TASKS if task in figures]
+    order: list[str] = [task for task in TASKS if task in figures]
     order += [key for key, value in figures.items() if isinstance(value, dict) and key not in order]
     for task in order:
         lines += _block(task, figures[task])
@@ -106,7 +106,10 @@ def _block(task: str, own: Mapping[str, Any]) -> list[str]:
         for name in _PLAIN
         if own.get(name) is not None
     ]
-    for key, label in (("latency_model_ms", "model"), ("latency_total_ms", "views, model and verdict")):
+    for key, label in (
+        ("latency_model_ms", "model"),
+        ("latency_total_ms", "views, model and verdict"),
+    ):
         if key in own:
             found = own[key]
             text = f"p50 {found['p50']:.0f} ms, p95 {found['p95']:.0f} ms"

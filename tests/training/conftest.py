@@ -1,0 +1,34 @@
+"""A random bundle and a few simulated cases, made once a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from export.bundle import Release, write_bundle
+from forge_station.pipeline import Inspector
+from tests import nano_checkpoint
+from training.cases import write_cases
+from training.evaluate import open_inspector
+
+SEED = 4711
+
+
+@pytest.fixture(scope="session")
+def inspector(tmp_path_factory: pytest.TempPathFactory) -> Inspector:
+    """A float32 bundle of random weights that can read and write any text."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    tokenizer = nano_checkpoint.byte_tokenizer()
+    nano_checkpoint.write_checkpoint(folder / "checkpoint", tokenizer, depth=1)
+    write_bundle(folder / "checkpoint", folder / "bundle", Release("nano", "0.1.0", 1, "fp32"))
+    return open_inspector(folder / "bundle")
+
+
+@pytest.fixture(scope="session")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two cases of every task, through the full decode path."""
+    folder = tmp_path_factory.mktemp("cases")
+    for task in ("workpiece", "assembly", "surface"):
+        write_cases(folder, (task,), 2, SEED, 1, quiet=True)  # type: ignore[arg-type]
+    return folder

@@ -1,0 +1,104 @@
+"""Simulated cases: the full path, true letters, repeatable and resumable."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forge_station.contract import spec
+from forge_station.contract.spec import Reading
+from forge_station.geometry import cloud_io, gauge, scene
+from tests.training.conftest import SEED
+from training import cases
+from training.case_files import FILE, Case, read_cases
+
+
+def read(folder: Path) -> list[Case]:
+    found = read_cases(folder)
+    assert all(isinstance(case, Case) for case in found)
+    return [case for case in found if isinstance(case, Case)]
+
+
+def test_marks_are_where_the_station_puts_them(simulated: Path) -> None:
+    for case in read(simulated):
+        cloud = cloud_io.read_cloud(simulated / (case.input.scene or ""))
+        assert cloud.frame == "tray" and cloud.poses == 4
+        parts = scene.separate(cloud).parts
+        assert len(parts) == len(case.truth.readings)
+        for part, name in zip(parts, case.truth.readings.values(), strict=True):
+            if case.truth.defect in (None, "normal"):
+                assert gauge.consistent(gauge.measure(part), name) is not False
+
+
+def test_the_specification_agrees_with_the_truth(simulated: Path) -> None:
+    for case in read(simulated):
+        if case.task == "surface" or case.product is None:
+            continue
+        readings = {mark: Reading(part, 1.0) for mark, part in case.truth.readings.items()}
+        judgement = spec.evaluate(case.product, readings)
+        assert judgement.outcome.value == case.truth.expected
+        assert (judgement.marks or ("none",))[0] in (case.truth.answers or ())
+
+
+def test_a_surface_case_knows_its_defective_points(simulated: Path) -> None:
+    for case in read(simulated):
+        if case.task != "surface":
+            continue
+        with np.load(simulated / (case.truth.points or "")) as stored:
+            assert stored["points"].dtype == np.float32
+            assert stored["defect"].shape == stored["points"].shape[:1]
+            assert stored["defect"].any() == (case.truth.defect != "normal")
+
+
+def test_cases_are_repeatable_and_a_second_run_fills_gaps_only(
+    simulated: Path, tmp_path: Path
+) -> None:
+    lines = (simulated / FILE).read_text().splitlines()
+    first = lines[0]
+    cut = tmp_path / FILE
+    cut.write_text(f"{lines[1]}\n" + lines[2][:40])  # a killed run leaves half a line
+    made = cases.write_cases(tmp_path, ("workpiece",), 1, SEED, 1, quiet=True)
+    assert made == 1 and first in cut.read_text().splitlines()
+    before = (tmp_path / "scenes" / f"workpiece-{SEED}-00000.npz").read_bytes()
+    assert before == (simulated / "scenes" / f"workpiece-{SEED}-00000.npz").read_bytes()
+    assert cases.write_cases(tmp_path, ("workpiece",), 1, SEED, 1, quiet=True) == 0
+
+
+@pytest.mark.parametrize("seed", cases.TRAINING_SEEDS)
+def test_seeds_of_training_are_refused(tmp_path: Path, seed: int) -> None:
+    with pytest.raises(SystemExit, match="used by training"):
+        cases.write_cases(tmp_path, ("workpiece",), 1, seed, 1, quiet=True)
+
+
+def test_batches_are_half_right_and_half_without_an_expected_part() -> None:
+    plans = [cases.plan_batch(np.random.default_rng(i)) for i in range(400)]
+    odd = [len(set(plan.parts)) == 2 for plan in plans]
+    given = [bool(plan.product.parts) for plan in plans]
+    assert 160 < sum(odd) < 240 and 160 < sum(given) < 240
+    assert all(3 <= len(plan.parts) <= 6 and len(set(plan.parts)) <= 2 for plan in plans)
+    kinds = [len({model.workpiece for model in plan.parts}) == 1 for plan in plans]
+    same = sum(a and b for a, b in zip(kinds, odd, strict=True)) / sum(odd)
+    assert 0.5 < same < 0.7
+
+
+def test_kits_have_every_fault_about_equally_often() -> None:
+    faults: Counter[str] = Counter()
+    for i in range(400):
+        plan = cases.plan_kit(np.random.default_rng(i))
+        on_tray = Counter(model.id for model in plan.parts)
+        surplus, missing = on_tray - Counter(plan.required), Counter(plan.required) - on_tray
+        assert 3 <= sum(plan.required.values()) <= 6 and 2 <= len(plan.parts) <= 6
+        assert sum(surplus.values()) <= 1 and sum(missing.values()) <= 1
+        faults[f"{sum(surplus.values())} extra {sum(missing.values())} missing"] += 1
+    assert set(faults) == {f"{a} extra {b} missing" for a in (0, 1) for b in (0, 1)}
+    assert faults["1 extra 1 missing"] == pytest.approx(160, abs=40)
+    assert min(faults.values()) > 50
+
+
+def test_the_promised_workpieces_are_those_of_training() -> None:
+    from training import synth
+
+    assert cases.SURFACE_WORKPIECES == synth.PROMISED_SURFACE
