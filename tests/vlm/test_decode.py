@@ -93,6 +93,16 @@ def test_beams_find_a_string_that_greedy_choice_misses(codec):
     assert missed > 0
 
 
+def test_one_word_options_are_reported_completely_after_one_pass():
+    codec = TextCodec(nano_checkpoint.word_tokenizer())
+    language = FakeLanguage(codec.vocab_size, spread=4.0)
+    classes = grammar.options(codec, ("normal", "crack", "cut", "deformation", "dent"))
+    (result,), stats = run(language, codec, [Branch("class:", classes)])
+    assert stats.passes == 1
+    assert {text for text, _ in result.alternatives} == set(classes.strings)
+    assert sum(p for _, p in result.alternatives) == pytest.approx(1, abs=1e-6)
+
+
 def test_branches_do_not_influence_each_other(codec):
     language = FakeLanguage(codec.vocab_size)
     rows, parts = grammar.columns(codec), grammar.options(codec, PARTS)

@@ -50,7 +50,7 @@ class Limits:
     max_tokens: int = 96
     time_budget_s: float = math.inf
     min_alternative: float = 0.01
-    """Strings less probable than this are not followed."""
+    """Strings less probable than this are not followed, unless they end with the next choice."""
 
 
 @dataclass(frozen=True)
@@ -202,10 +202,12 @@ def _choose(
         total = logprobs + np.array([alive[row].logprob for row in rows])[:, None]
         chosen = {(i, int(token)) for i, token in enumerate(best)}
         if any(_beams(branches[alive[row].branch]) > 1 for row in rows):
-            worth = np.argwhere(total >= math.log(max(limits.min_alternative, _NEGLIGIBLE)))
+            # A string that ends here costs nothing more: report it however unlikely it is.
+            worth = total >= math.log(max(limits.min_alternative, _NEGLIGIBLE))
+            worth |= grammar.finishes[states] & (total >= math.log(_NEGLIGIBLE))
             chosen.update(
                 (int(i), int(token))
-                for i, token in worth
+                for i, token in np.argwhere(worth)
                 if _beams(branches[alive[rows[i]].branch]) > 1
             )
         for i, token in sorted(chosen):

@@ -29,13 +29,15 @@ class Grammar:
     `vocabulary` int64 [n]: the ids that occur at a choice. `mask` float32 [states, n]: 0 where
     the id is allowed, -inf elsewhere. `steps[state, i]` follows a choice: the tokens that are then
     forced (feed them together with the choice) and the next state, or -1 - k when string k is
-    complete. `opening`: tokens that are forced before the first choice.
+    complete; `finishes` bool [states, n] marks the latter. `opening`: tokens that are forced
+    before the first choice.
     """
 
     kind: str
     opening: Tokens
     vocabulary: NDArray[np.int64]
     mask: NDArray[np.float32]
+    finishes: NDArray[np.bool_]
     steps: Mapping[tuple[int, int], tuple[Tokens, int]]
     strings: tuple[str, ...]
     none_index: int | None = None
@@ -113,6 +115,7 @@ def columns(
         opening=grammar.opening,
         vocabulary=grammar.vocabulary,
         mask=grammar.mask,
+        finishes=grammar.finishes,
         steps=grammar.steps,
         strings=grammar.strings,
         none_index=grammar.index[none[start]],
@@ -188,8 +191,10 @@ def _compile(
     vocabulary = np.array(sorted({token for _, token, _, _ in found}), np.int64)
     index = {int(token): i for i, token in enumerate(vocabulary)}
     mask = np.full((len(numbers), len(vocabulary)), FORBIDDEN, np.float32)
+    finishes = np.zeros(mask.shape, np.bool_)
     steps: dict[tuple[int, int], tuple[Tokens, int]] = {}
     for source, token, run, following in found:
         mask[source, index[token]] = 0.0
+        finishes[source, index[token]] = following < 0
         steps[source, index[token]] = (run, following)
-    return Grammar(kind, opening, vocabulary, mask, steps, strings, index=index)
+    return Grammar(kind, opening, vocabulary, mask, finishes, steps, strings, index=index)
