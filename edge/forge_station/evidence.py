@@ -243,7 +243,7 @@ def _details(verdict: Verdict) -> tuple[str, ...]:
     if verdict.model is not None:
         details.append(f"{verdict.model.name} {verdict.model.version}")
     if scan.source:
-        details.append(scan.source)
+        details.append(Path(re.split(r"[:;] ", scan.source)[0]).name)
     if verdict.end_time or verdict.begin_time:
         details.append(verdict.end_time or verdict.begin_time)
     return tuple(details)

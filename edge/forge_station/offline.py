@@ -1,7 +1,7 @@
 """`forge-station inspect`: parts from files, one verdict each, without scanner and broker.
 
-Composes sources, pipeline and evidence. What stops one input becomes its ERROR verdict; wrong
-usage, line or bundle stop the command before anything is inspected.
+What stops one input becomes its ERROR verdict (intake.py); wrong usage, line file or bundle stop
+the command before anything is inspected.
 """
 
 from __future__ import annotations
@@ -9,36 +9,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
 
-from forge_station import checks, evidence, sources
-from forge_station.capture import base, structured_light
-from forge_station.capture.base import Cloud, Scan
-from forge_station.capture.health import plane_residual
+from forge_station import evidence, intake, sources
 from forge_station.checks import Thresholds
 from forge_station.config import load_line
 from forge_station.contract.spec import Product
-from forge_station.contract.verdict import (
-    GridReading,
-    Outcome,
-    PartReading,
-    ScanSummary,
-    SurfaceReading,
-    worst,
-)
-from forge_station.contract.views import MARKS, VIEWS, Layout
-from forge_station.errors import BundleError, ConfigError, ScanError, StationError
-from forge_station.evidence import ReadyViews
-from forge_station.geometry import quality, scene, view_images
-from forge_station.geometry.gauge import Size
-from forge_station.geometry.problem import Problem
-from forge_station.geometry.view_images import ByteImage
-from forge_station.mes.stamp import utc_now, uuid7
-from forge_station.pipeline import Inspection, Inspector, Job, figures
-from forge_station.sources import Item, Options
-from forge_station.timing import Stopwatch
+from forge_station.contract.verdict import Outcome, worst
+from forge_station.contract.views import Layout
+from forge_station.errors import BundleError, ConfigError, StationError
+from forge_station.pipeline import Inspector
+from forge_station.sources import Options
 from forge_station.vlm.engine import AUTO
 from forge_station.vlm.model import VisionLanguageModel
 
@@ -50,9 +32,6 @@ EXIT_CODES: Mapping[Outcome, int] = {
 }
 _BUNDLE = Path("station_config/demo/bundle")
 _OUT = Path("out/inspect")
-# Half the thickness, in camera pixels, of what counts as one plane.
-_PLANE_PX = 2.5
-_DISPLAY_PX = 448
 
 DESCRIPTION = """\
 Inspect parts from files: no scanner, no broker. One part an INPUT, one verdict a part.
@@ -148,13 +127,13 @@ def run(args: argparse.Namespace) -> int:
     )
     items = sources.items_of(args.inputs, options)
     _make_folder(args.out)
-    request = Request(options, product, line, args.seed, args.direct)
+    request = intake.Request(options, product, line, args.seed, args.direct)
     outcomes = []
     inspector = open_inspector(args.bundle, threads=args.threads, provider=args.provider)
     with inspector.model:
         for item in items:
-            found = inspect(inspector, item, request)
-            verdict = found.inspection.verdict
+            found = intake.inspect(inspector, item, request)
+            verdict = found.verdict
             outcomes.append(verdict.outcome)
             print(json.dumps(verdict.to_dict(), ensure_ascii=False, allow_nan=False), flush=True)
             png = evidence.picture_of(found.inspection, inspector.layout, ready=found.ready)
@@ -164,25 +143,6 @@ def run(args: argparse.Namespace) -> int:
             if stored.picture is not None:
                 print(f"{item.name}: {verdict.outcome}, {stored.picture}", file=sys.stderr)
     return EXIT_CODES[worst(outcomes)]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What all inputs of a command have in common. `product` None: read only."""
-
-    options: Options
-    product: Product | None = None
-    line: str = ""
-    seed: int = 0
-    direct: bool = False
-
-
-@dataclass(frozen=True)
-class Found:
-    """An inspection, and the views to show where the part came without a cloud."""
-
-    inspection: Inspection
-    ready: Mapping[str, ReadyViews] | None = None
 
 
 def open_inspector(bundle: Path, *, threads: int = 2, provider: str = AUTO) -> Inspector:
@@ -203,192 +163,6 @@ def open_inspector(bundle: Path, *, threads: int = 2, provider: str = AUTO) -> I
             "the bundle's settings are not valid", which=bundle / "manifest.json", got=error
         ) from error
     return Inspector(model, thresholds, layout)
-
-
-def inspect(inspector: Inspector, item: Item, request: Request) -> Found:
-    """One input to one verdict. Data that cannot be used ends in an ERROR verdict, not raised."""
-    watch = Stopwatch()
-    job = Job(
-        result_id=uuid7(),
-        serial=item.name,
-        product=request.product,
-        begin_time=utc_now(),
-        line=request.line,
-        serial_source="none",
-        source=str(item.path),
-    )
-    try:
-        found = _inspected(inspector, item, request, job, watch)
-    except StationError as error:
-        found = Found(inspector.failed(job, error, watch))
-    verdict = replace(found.inspection.verdict, end_time=utc_now(), timings_ms=watch.timings_ms())
-    return replace(found, inspection=replace(found.inspection, verdict=verdict))
-
-
-def _inspected(
-    inspector: Inspector, item: Item, request: Request, job: Job, watch: Stopwatch
-) -> Found:
-    options = request.options
-    match item.kind:
-        case "recording" | "gray code":
-            with watch.stage("capture"):
-                stacks = sources.read_stacks(item, options)
-            return Found(_from_stacks(inspector, stacks, job, watch))
-        case "cloud":
-            with watch.stage("capture"):
-                cloud, source = sources.read_cloud(item, options)
-            job = replace(job, source=source)
-            return Found(_from_cloud(inspector, cloud, job, watch, bare=options.frame == "part"))
-        case "mesh":
-            return Found(_from_mesh(inspector, item, request, job, watch))
-        case "views" | "photo":
-            with watch.stage("capture"):
-                views = sources.read_views(item)
-            return _from_images(inspector, views, options.mm_per_px, item, job, watch)
-
-
-def _from_stacks(
-    inspector: Inspector, given: sources.Stacks, job: Job, watch: Stopwatch
-) -> Inspection:
-    job = replace(job, source=given.source, simulated=given.simulated)
-    with watch.stage("decode"):
-        scans = structured_light.decode_all(given.stacks, given.calibrations)
-        cloud = base.fuse(scans)
-    digests = sorted({stack.calibration_digest for stack in given.stacks})
-    calibration = "+".join(digest[:16] for digest in digests)
-    if cloud.frame == "tray":
-        found = inspector.inspect_cloud(job, cloud, watch, calibration)
-    else:
-        found = _from_cloud(inspector, cloud, job, watch, bare=False, calibration=calibration)
-    with watch.stage("plane"):
-        plane = _plane_figures(scans)
-    summary = found.verdict.scan
-    summary = replace(summary, quality={**summary.quality, **plane})
-    return replace(found, verdict=replace(found.verdict, scan=summary))
-
-
-def _plane_figures(scans: Sequence[Scan]) -> dict[str, float]:
-    """How flat the largest plane in the worst pose is; empty where no pose has a plane."""
-    residuals = []
-    for scan in scans:
-        try:
-            residuals.append(plane_residual(scan, _PLANE_PX * scan.camera_pixel_mm))
-        except ScanError:
-            continue
-    if not residuals:
-        return {}
-    found = max(residuals, key=lambda residual: residual.std_mm)
-    return {
-        "plane_points": float(found.points),
-        "plane_distance_mm": round(found.distance_mm, 2),
-        "plane_residual_std_mm": round(found.std_mm, 4),
-        "plane_residual_robust_mm": round(found.robust_mm, 4),
-    }
-
-
-def _from_cloud(
-    inspector: Inspector,
-    cloud: Cloud,
-    job: Job,
-    watch: Stopwatch,
-    *,
-    bare: bool,
-    calibration: str | None = None,
-) -> Inspection:
-    """A cloud with a tray as the station inspects it; without one as a single bare part."""
-    if not bare and cloud.frame != "tray":
-        with watch.stage("scene"):
-            found = scene.separate(cloud, max_marks=len(MARKS))
-        bare = any(problem.code == "NO_TRAY" for problem in found.problems)
-    if not bare:
-        return inspector.inspect_cloud(job, cloud, watch, calibration)
-    with watch.stage("scene"):
-        try:
-            part = scene.single(cloud.points, cloud.camera_pixel_mm)
-        except ValueError as error:
-            raise ScanError("the cloud is no part", which=job.serial, got=error) from error
-        alone = scene.Scene((part,), (), 0.0)
-        problems = quality.gate(cloud, alone)
-    source = f"{job.source}; no tray in it: one bare part, laid on its flattest side"
-    summary = ScanSummary(
-        points=len(cloud.points),
-        quality=figures(cloud),
-        flags=tuple(cloud.quality.flags),
-        source=source,
-        poses=cloud.poses,
-        camera_pixel_mm=cloud.camera_pixel_mm,
-        calibration=calibration,
-    )
-    return inspector.inspect_parts(job, (part,), summary, problems, watch)
-
-
-def _from_mesh(
-    inspector: Inspector, item: Item, request: Request, job: Job, watch: Stopwatch
-) -> Inspection:
-    with watch.stage("capture"):
-        mesh = sources.read_mesh(item, request.options)
-    source = "; ".join([str(item.path), *mesh.notes])
-    missing = "as asked for"
-    if not request.direct:
-        field_mm = request.product.field_mm if request.product is not None else None
-        try:
-            with watch.stage("capture"):
-                stacks = sources.scanned(mesh, request.seed, field_mm, source)
-            return _from_stacks(inspector, stacks, job, watch)
-        except ModuleNotFoundError as error:
-            missing = f"for want of {error.name} (extra `demo`)"
-    with watch.stage("capture"):
-        points, spacing_mm = sources.sampled(mesh, request.seed, source)
-    told = f"{source}: surface of the mesh sampled, not scanned, {missing}"
-    cloud = Cloud(points.astype("float32"), None, spacing_mm, frame="unknown")
-    return _from_cloud(inspector, cloud, replace(job, source=told), watch, bare=True)
-
-
-def _from_images(
-    inspector: Inspector,
-    views: Mapping[str, ByteImage],
-    mm_per_px: float | None,
-    item: Item,
-    job: Job,
-    watch: Stopwatch,
-) -> Found:
-    """Read the part on ready views or a photo. Always UNSURE: no bundle is qualified for them."""
-    mark, scale = MARKS[0], mm_per_px or 1.0
-    box = None
-    if mm_per_px is not None and item.kind == "views":
-        box = view_images.size_of(views, mm_per_px, item.path)
-    size = Size(*(box or (0.0, 0.0, 0.0)), uncertainty_mm=2 * scale)
-    text = (
-        f"{'ready views were' if item.kind == 'views' else 'a photo was'} read, not a scan: the "
-        "model is not qualified for them, so the readings decide nothing"
-    )
-    problem = Problem("NOT_CHECKED", text, "UNSURE")
-    names = ", ".join(path.name for path in item.paths.values())
-    summary = ScanSummary(points=0, source=f"{item.path.parent}: {item.kind} {names}")
-    inspection = inspector.inspect_parts(job, (), summary, (problem,), watch)
-    model, thresholds, budget_s = inspector.model, inspector.thresholds, inspector.time_budget_s
-    parts: tuple[PartReading, ...] = ()
-    surface: tuple[SurfaceReading, ...] = ()
-    grids: tuple[GridReading, ...] = ()
-    with watch.stage("read"):
-        picture = view_images.marks_sheet(views, scale, inspector.layout)
-        read = checks.read_marks(model, picture, {mark: size}, {}, thresholds, budget_s)
-        parts = tuple(replace(part, size_mm=box) for part in read.parts)
-    with watch.stage("surface"):
-        panels = view_images.surface_picture(views, scale, inspector.layout)
-        looked = checks.read_surface(
-            model, panels, mark, read.parts[0].part, size, thresholds, budget_s
-        )
-        surface = (looked.reading,)
-        grids = tuple(grid for grid in looked.grids if grid.view in views)
-    verdict = replace(inspection.verdict, parts=parts, surface=surface, grids=grids)
-    shown = view_images.surface_picture(views, scale, Layout(panel=_DISPLAY_PX))
-    ready = {
-        view: shown.image[:, k * _DISPLAY_PX : (k + 1) * _DISPLAY_PX, 0]
-        for k, view in enumerate(VIEWS)
-        if view in views
-    }
-    return Found(replace(inspection, verdict=verdict), {mark: ReadyViews(ready, shown.mm_per_px)})
 
 
 def _product(line: Path | None, part_number: str | None) -> tuple[Product | None, str]:
@@ -417,28 +191,29 @@ def _make_folder(folder: Path) -> None:
 
 
 def _whole(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, 1 or more")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
+    return int(text)
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, 0 or more")
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 0 or more")
+    return int(text)
 
 
 def _length(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: expected millimetres above 0")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected millimetres, above 0")
     return number
 
 
 def _size(text: str) -> tuple[int, int]:
-    columns, cross, rows = text.lower().partition("x")
-    if not (cross and columns.isdecimal() and rows.isdecimal() and int(columns) and int(rows)):
-        raise argparse.ArgumentTypeError(f"{text}: expected COLUMNSxROWS, e.g. 1024x768")
+    columns, _, rows = text.lower().partition("x")
+    if not (columns.isdecimal() and rows.isdecimal() and 1 < int(columns) < 65537 > int(rows) > 1):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected COLUMNSxROWS, e.g. 1024x768")
     return int(columns), int(rows)

@@ -82,9 +82,14 @@ def items_of(paths: Sequence[Path], options: Options) -> list[Item]:
     items: list[Item] = []
     views: dict[tuple[Path, str], dict[str, Path]] = {}
     for path in paths:
-        if path.is_dir():
-            items.append(_folder_item(path, options))
-            continue
+        try:
+            if path.is_dir():
+                items.append(_folder_item(path, options))
+                continue
+        except OSError as error:
+            raise ConfigError(
+                "the folder cannot be read", which=path, got=error.strerror
+            ) from error
         found = _VIEW_STEM.fullmatch(path.stem)
         if path.suffix.lower() in view_images.SUFFIXES and found is not None:
             key = (path.parent, found["prefix"] or "")
