@@ -65,8 +65,8 @@ class Grid:
     cell_mm: float
 
 
-def grid(points: NDArray[np.float32], camera_pixel_mm: float) -> Grid:
-    """Count points [N, 3] (mm, tray at z = 0) by cell. Needs at least one point."""
+def grid(points: NDArray[np.float32], height: NDArray[np.float32], camera_pixel_mm: float) -> Grid:
+    """Count points [N, 3] (mm, tray frame) of heights [N] by cell. Needs at least one point."""
     cell_mm = CELL_PX * camera_pixel_mm
     some = plane.spread(points, 20000)[:, :2].astype(np.float64)
     low, high = np.percentile(some, (0.05, 99.95), axis=0)
@@ -77,10 +77,9 @@ def grid(points: NDArray[np.float32], camera_pixel_mm: float) -> Grid:
     cell = _index(points[:, 1], low[1], cell_mm, rows)
     cell *= np.int32(columns)
     cell += _index(points[:, 0], low[0], cell_mm, columns)
-    z = points[:, 2]
     kind = cell * np.int32(3)
-    kind += z > np.float32(RISE_PX * camera_pixel_mm)
-    kind += (np.abs(z) < np.float32(CUT_PX * camera_pixel_mm)).astype(np.int32) * 2
+    kind += height > np.float32(RISE_PX * camera_pixel_mm)
+    kind += (np.abs(height) < np.float32(CUT_PX * camera_pixel_mm)).view(np.int8) * np.int8(2)
     counts = np.bincount(kind, minlength=3 * rows * columns).reshape(rows, columns, 3)
     counts[[0, -1]] = 0
     counts[:, [0, -1]] = 0

@@ -20,7 +20,7 @@ _TRIALS = 200
 # stands on it. Faces of parts (a washer holds 45 % of its surface in one face) do neither.
 _TRAY_SHARE = 0.35
 _PART_AREA_SHARE = 0.6
-_LEVEL_POINTS = 30000
+_LEVEL_POINTS = 15000
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,18 @@ def fit_tray(points: Points, camera_pixel_mm: float) -> TrayFit | None:
     )
 
 
-def levelled(points: NDArray[np.float32], fit: TrayFit) -> NDArray[np.float32]:
-    """Points [N, 3] with the seen tray on z = 0. Heights only: tilts are fractions of a degree."""
-    out = points.copy()
-    out[:, 2] -= points[:, :2] @ np.array(fit.slope, np.float32) + np.float32(fit.zero_mm)
-    return out
+def heights(points: NDArray[np.float32], fit: TrayFit | None) -> NDArray[np.float32]:
+    """Height [N] of points [N, 3] above the seen tray (z itself without a fit), mm.
+
+    Heights only: tilts are fractions of a degree.
+    """
+    z = np.ascontiguousarray(points[:, 2])
+    if fit is None:
+        return z
+    tray = points[:, 0] * np.float32(fit.slope[0])
+    tray += points[:, 1] * np.float32(fit.slope[1])
+    tray += np.float32(fit.zero_mm)
+    return np.asarray(z - tray, np.float32)
 
 
 def moved(points: Points, target_from_source: Matrix) -> NDArray[np.float32]:

@@ -67,11 +67,11 @@ def separate(cloud: Cloud, *, max_marks: int = 6) -> Scene:
     fit = plane.fit_tray(points, pixel)
     if fit is not None:
         problems += _calibration_problems(fit, pixel)
-        points = plane.levelled(points, fit)
+    height = plane.heights(points, fit)
 
-    grid = cells.grid(points, pixel)
+    grid = cells.grid(points, height, pixel)
     labels, count = cells.components(grid, cloud.poses)
-    parts = _parts(points, grid, labels, count, pixel, cloud.poses)
+    parts = _parts(points, height, grid, labels, count, pixel, cloud.poses)
     parts.sort(key=lambda part: (part.tray_from_part[0, 3], part.tray_from_part[1, 3]))
     problems += _scene_problems(parts, max_marks)
     problems += _unseen_problems(labels, grid)
@@ -94,6 +94,7 @@ def single(points: Points, camera_pixel_mm: float | None = None) -> PartCloud:
 
 def _parts(
     points: NDArray[np.float32],
+    height: NDArray[np.float32],
     grid: cells.Grid,
     labels: cells.Labels,
     count: int,
@@ -103,17 +104,19 @@ def _parts(
     if count == 0:
         return []
     border = cells.at_border(labels, grid)
-    above = np.flatnonzero(points[:, 2] > np.float32(cells.CUT_PX * pixel))
+    above = np.flatnonzero(height > np.float32(cells.CUT_PX * pixel))
     label_of = cells.grown(labels, count).ravel()[grid.cell[above]]
     order = np.argsort(label_of, kind="stable")
     starts = np.searchsorted(label_of[order], np.arange(1, count + 2))
     parts = []
     for number in range(1, count + 1):
         mine = above[order[starts[number - 1] : starts[number]]]
+        own = points[mine]
+        own[:, 2] = height[mine]
         outline = cells.outline(labels, number)
         parts.append(
             align(
-                points[mine],
+                own,
                 pixel,
                 poses=poses,
                 touches_border=number in border,
