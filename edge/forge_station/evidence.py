@@ -27,7 +27,6 @@ ByteImage = NDArray[np.uint8]
 
 VIEW_PX = 240
 """Longest side of a rendered view in pixels: several times what the model is given."""
-GRID_SIDE = 16
 _MARGIN = 1.06
 # A view pixel of this many camera pixels is filled by one pose, by two, by more fused ones.
 _FILLED_PX = (1.3, 1.0, 0.8)
