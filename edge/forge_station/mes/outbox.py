@@ -107,6 +107,9 @@ class Outbox:
             self._db, self.quarantined = opened.db, opened.quarantined
             self._reader = outbox_file.connect(self.path, max_pages)
             self._read_state()
+        except OutboxError:
+            os.close(self._lock_fd)
+            raise
         except sqlite3.Error as error:
             os.close(self._lock_fd)
             raise outbox_file.translated(error, self.path) from error

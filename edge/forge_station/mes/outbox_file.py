@@ -21,10 +21,13 @@ from forge_station.errors import OutboxError
 log = logging.getLogger(__name__)
 
 PAGE_BYTES = 4096
+VERSION = 1
+"""Of the tables, kept as SQLite's user_version."""
 CHECK_LIMIT_S = 2.0
 """A large file is checked for this long at the start, then used."""
 
 _TABLES = """
+begin immediate;
 create table if not exists meta(key text primary key, value text not null) without rowid;
 create table if not exists streams(name text primary key, last integer not null) without rowid;
 create table if not exists outbox(
@@ -40,6 +43,7 @@ create table if not exists dead(
     stream_seq integer not null, topic text not null, body blob not null,
     created_utc text not null, created_mono real not null, boot_id text not null,
     tries integer not null, last_reason integer, died_utc text not null);
+commit;
 """
 
 
@@ -221,9 +225,19 @@ def _open(path: Path, max_pages: int) -> sqlite3.Connection:
     db = connect(path, max_pages)
     try:
         _quick_check(db)
+        (version,) = db.execute("pragma user_version").fetchone()
+        if version > VERSION:
+            raise OutboxError(
+                "the outbox was written by a newer release",
+                which=path,
+                expected=f"version {VERSION}",
+                got=version,
+                action="run that release, or give this one its own outbox",
+            )
         db.executescript(_TABLES)
+        db.execute(f"pragma user_version={VERSION}")
         db.execute("insert or ignore into meta values ('epoch', ?)", (secrets.token_hex(4),))
-    except sqlite3.Error:
+    except (sqlite3.Error, OutboxError):
         db.close()
         raise
     if created:

@@ -130,6 +130,7 @@ class Publisher:
         self._timing = timing or Timing()
         self._connect = connect
         self._events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
+        self._woken = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -164,7 +165,7 @@ class Publisher:
     def start(self) -> None:
         """Begin to send. Returns at once, whether or not there is a broker."""
         if self._thread is None:
-            self._unsubscribe = self._outbox.on_commit(lambda: self._events.put(None))
+            self._unsubscribe = self._outbox.on_commit(self._wake)
             self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
             self._thread.start()
 
@@ -172,7 +173,7 @@ class Publisher:
         """Say OFFLINE and end; what is not sent stays in the outbox. May be called twice."""
         if self._thread is not None and not self._stop.is_set():
             self._stop.set()
-            self._events.put(None)
+            self._wake()
             self._thread.join()
             self._unsubscribe()
 
@@ -194,7 +195,7 @@ class Publisher:
         with self._lock:
             self._statuses[name] = dict(fields)
             self._unsent[name] = None
-        self._events.put(None)
+        self._wake()
 
     def stats(self) -> Stats:
         """Counts and state, for the health message and the operator."""
@@ -321,6 +322,12 @@ class Publisher:
                 return Down(None, f"nothing was confirmed for {stall_s:g} s")
         return None
 
+    def _wake(self) -> None:
+        """Let the thread look again. One wake-up waits at most: hours without a broker add none."""
+        if not self._woken.is_set():
+            self._woken.set()
+            self._events.put(None)
+
     def _wait(self) -> list[Event]:
         """The events of this connection; waits until something happened or is due."""
         now = time.monotonic()
@@ -334,6 +341,8 @@ class Publisher:
                 found.append(self._events.get_nowait())
         except queue.Empty:
             pass
+        if None in found:
+            self._woken.clear()
         return [item[1] for item in found if item is not None and item[0] == self._generation]
 
     def _send_statuses(self, link: Connection) -> None:
