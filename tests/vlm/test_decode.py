@@ -253,6 +253,10 @@ def test_logits_that_are_not_finite_are_an_error(codec):
     branch = Branch("A:", grammar.options(codec, PARTS))
     with pytest.raises(ModelError, match="not finite"):
         decode(broken, language.trunk(TRUNK), root, codec.encode, [branch], 1.0, Limits())
+    with pytest.raises(ModelError, match="not finite"):
+        option_probabilities(
+            broken, language.trunk(TRUNK), root, codec.encode, ["answer:"], branch.grammar
+        )
 
 
 def test_a_single_option_needs_no_pass(codec):

@@ -127,9 +127,19 @@ def log_normaliser(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 def choice_logprobs(
     grammar: Grammar, logits: NDArray[np.float32], states: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Logits [K, V] at choice `states` [K] -> renormalised log-probabilities [K, vocabulary]."""
+    """Logits [K, V] at choice `states` [K] -> renormalised log-probabilities [K, vocabulary].
+
+    Raises ModelError where they are not finite: no comparison with NaN ever stops a part.
+    """
     allowed = logits[:, grammar.vocabulary] + grammar.mask[states]
-    return allowed - log_normaliser(allowed)[:, None]
+    normaliser = log_normaliser(allowed)
+    _refuse_not_finite(normaliser)
+    return allowed - normaliser[:, None]
+
+
+def _refuse_not_finite(values: NDArray[np.float64]) -> None:
+    if not np.isfinite(values).all():
+        raise ModelError("the model's answer is not finite", expected="finite logits", got="NaN")
 
 
 def decode(
@@ -184,8 +194,7 @@ def _choose(
 ) -> list[_Hypothesis]:
     """Extend every hypothesis by its best token and by those worth following; vectorised."""
     normaliser = log_normaliser(logits)
-    if not np.isfinite(normaliser).all():
-        raise ModelError("the model's answer is not finite", expected="finite logits", got="NaN")
+    _refuse_not_finite(normaliser)
     by_grammar: dict[int, list[int]] = {}
     for row, hypothesis in enumerate(alive):
         by_grammar.setdefault(id(branches[hypothesis.branch].grammar), []).append(row)
