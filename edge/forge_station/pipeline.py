@@ -146,7 +146,8 @@ class Inspector:
                 if job.product is not None:
                     with watch.stage("judge"):
                         result, readings = self._judge(job.product, read, sizes)
-                    results.append(result)
+                    if result.check in job.product.checks:
+                        results.append(result)
                 if job.product is None or "surface" in job.product.checks:
                     for mark, part in zip(sizes, parts, strict=True):
                         with watch.stage("views"):
