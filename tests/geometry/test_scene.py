@@ -260,3 +260,18 @@ def test_share_of_the_outline_that_was_not_seen_is_measured() -> None:
     part = part[np.abs(part[:, :2]).max(axis=1) > 5]
     (hollow,) = scene.separate(cloud_of(noisy(rng, base, part))).parts
     assert hollow.unseen_share == pytest.approx(0.25, abs=0.06)
+
+
+def test_noise_of_the_tray_under_an_overhang_is_not_the_foot_of_the_part() -> None:
+    rng = np.random.default_rng(17)
+    table_top = block(rng, 20, 20, 8, (0, 0))
+    table_top = table_top[table_top[:, 2] > 6]
+    leg = block(rng, 6, 6, 8, (0, 0))
+    cloud = noisy(rng, tray(rng), table_top, leg)
+    near = np.abs(cloud[:, 2]) < 1
+    cloud[near, 2] += rng.normal(0, 0.3 * PIXEL, int(near.sum())).astype(np.float32)
+    (part,) = scene.separate(cloud_of(cloud)).parts
+    low = part.points[part.points[:, 2] < 1]
+    outside = np.abs(low[:, :2]).max(axis=1) > 4
+    assert len(low) > 100
+    assert outside.mean() < 0.02

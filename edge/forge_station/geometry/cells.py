@@ -22,6 +22,8 @@ Labels = NDArray[np.int32]
 # than RISE (tray noise is about 0.15 px, registration error adds as much).
 CUT_PX = 0.5
 RISE_PX = 0.9
+# In a cell in which the tray shows, what is lower than this is tray, not the foot of a part.
+TRAY_NOISE_PX = 1.2
 CELL_PX = 2.0
 # Points above RISE that make a cell occupied, per pose that was fused.
 _POINTS_PER_POSE = 1.0
@@ -96,7 +98,7 @@ def _index(
 def components(grid: Grid, poses: int) -> tuple[Labels, int]:
     """(labels, count): 0 tray, 1..count parts."""
     occupied = (grid.high >= max(1.0, _POINTS_PER_POSE * poses)).astype(np.uint8)
-    seen_tray = (grid.flat >= max(1.0, _TRAY_POINTS_PER_POSE * poses)) & (occupied == 0)
+    seen_tray = tray_cells(grid, poses) & (occupied == 0)
     bridged = occupied.copy()
     for reach, allowed in ((_BRIDGE_CELLS, ~seen_tray), (_SHADOW_CELLS, ~grid.seen)):
         closed = cv2.morphologyEx(occupied, cv2.MORPH_CLOSE, _square(reach))
@@ -113,6 +115,11 @@ def components(grid: Grid, poses: int) -> tuple[Labels, int]:
     kept[0] = False
     renumber = np.where(kept, np.cumsum(kept), 0).astype(np.int32)
     return np.asarray(renumber[labels], np.int32), int(kept.sum())
+
+
+def tray_cells(grid: Grid, poses: int) -> NDArray[np.bool_]:
+    """Cells in which the tray was seen, whatever else is above it."""
+    return np.asarray(grid.flat >= max(1.0, _TRAY_POINTS_PER_POSE * poses), np.bool_)
 
 
 def _slivers_joined(labels: Labels, area: NDArray[np.int64], seen: NDArray[np.bool_]) -> Labels:

@@ -269,8 +269,9 @@ def _grid(
 def _large_text(image: ByteImage, box: Box, mark: MarkPicture, colour: Colour) -> None:
     kind, model = _words(mark)
     x, y, room = box.x + 16, box.y + 52, min(box.width - 32, 420)
+    space = room - 54 - (50 if mark.flagged else 0)
     ink.badge(image, mark.mark, (x + 16, y - 14), 24, colour)
-    ink.text(image, model or kind, (x + 54, y), 1.15, colour, bold=True, room=room - 110)
+    ink.text(image, model or kind, (x + 54, y), 1.15, colour, bold=True, room=space)
     if model:
         ink.text(image, kind, (x, y + 42), 0.75, colour, room=room)
     y = _probability(image, mark, (x, y + 64), room)

@@ -105,6 +105,8 @@ def _parts(
         return []
     border = cells.at_border(labels, grid)
     above = np.flatnonzero(height > np.float32(cells.CUT_PX * pixel))
+    on_tray = cells.tray_cells(grid, poses).ravel()[grid.cell[above]]
+    above = above[~on_tray | (height[above] > np.float32(cells.TRAY_NOISE_PX * pixel))]
     label_of = cells.grown(labels, count).ravel()[grid.cell[above]]
     order = np.argsort(label_of, kind="stable")
     starts = np.searchsorted(label_of[order], np.arange(1, count + 2))
