@@ -216,14 +216,7 @@ def _read_pictures(
 ) -> tuple[tuple[PartReading, ...], str, float | None]:
     """Readings, direct letter and conformity score from pictures that come without a cloud."""
     with watch.stage("read"):
-        read = checks.read_marks(
-            inspector.model,
-            pictures.marks,
-            pictures.sizes,
-            {},
-            inspector.thresholds,
-            inspector.time_budget_s,
-        )
+        read = checks.read_marks(inspector.model, pictures.marks, pictures.sizes, {})
     if product.kind == "single":
         return read.parts, "", None
     with watch.stage("judge"):

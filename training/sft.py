@@ -30,7 +30,7 @@ from forge_station.contract.views import MARKS, NANO_LAYOUT, VIEWS
 from training import nano, pack
 from training.pools import SheetPool, SurfacePool
 
-TEXT_BATCH = 32
+TEXT_BATCH = 72
 
 
 class AuxiliaryHeads(nn.Module):
@@ -301,6 +301,7 @@ def train(args: argparse.Namespace) -> None:
         spent = time.perf_counter() - begun
         used += spent
         bar.update(round(used) - bar.n)
+        bar.set_postfix(step=step, refresh=False)
         if step % 200 == 0:  # the pools may still grow
             sheets = SheetPool.open(args.data, "sheet")
             surfaces = SurfacePool.open(args.data, "surface")

@@ -36,6 +36,8 @@ from forge_station.vlm.model import Trunk, VisionLanguageModel
 
 PARTS: tuple[str, ...] = tuple(model.id for model in CATALOGUE)
 GRID_SIDE = 16
+SIZE_SHARPNESS = 4.0
+"""How fast a catalogue entry loses weight as its box misses the measured one, see `weigh`."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ class MarksRead:
 
     parts: tuple[PartReading, ...]
     trunk: Trunk
-    overruns: tuple[str, ...]
-    """Marks whose line exceeded its budget."""
+    seen: Mapping[str, Mapping[str, float]]
+    """Mark -> catalogue id -> the model's own probability, before the size was weighed in."""
 
 
 @dataclass(frozen=True)
@@ -120,37 +122,63 @@ def read_marks(
     picture: sheet.Sheet,
     sizes: Mapping[str, Size],
     points: Mapping[str, int],
-    thresholds: Thresholds,
-    time_budget_s: float,
 ) -> MarksRead:
-    """Read workpiece and model number at every mark of a sheet, all lines in one decoding."""
+    """Read workpiece and model number at every mark of a sheet.
+
+    The model scores the whole catalogue at every mark in one forward pass; its distribution is
+    then weighted with how well each catalogue entry fits the measured box (`weigh`).
+    """
     facts = tasks.sheet_facts({m: size.box for m, size in sizes.items()}, picture.mm_per_px)
     trunk = model.trunk([picture.image], _trunk_text(facts))
-    grammar = model.options_grammar(PARTS)
     marks = sorted(sizes)
-    results = model.decode_branches(
-        trunk,
-        [Branch(tasks.mark_key(mark), grammar) for mark in marks],
-        _limits(thresholds, time_budget_s),
-    )
-    parts, overruns = [], []
-    for mark, result in zip(marks, results, strict=True):
-        if result.overrun:
-            overruns.append(mark)
-        workpiece, _, number = result.text.partition(" ")
-        others = [Alternative(text, float(p)) for text, p in result.alternatives[:4]]
+    scored = model.score_options_of(trunk, [tasks.mark_key(mark) for mark in marks], PARTS)
+    parts = []
+    for mark, seen in zip(marks, scored, strict=True):
+        ranked = weigh(seen, sizes[mark])[:4]
+        workpiece, _, number = ranked[0].part.partition(" ")
         parts.append(
             PartReading(
                 mark=mark,
                 workpiece=workpiece,
                 model_number=number,
-                probability=0.0 if result.overrun else min(1.0, result.probability),
-                alternatives=tuple(item for item in others if item.part != result.text),
+                probability=ranked[0].probability,
+                alternatives=tuple(ranked[1:]),
                 size_mm=sizes[mark].box,
                 points=points.get(mark),
             )
         )
-    return MarksRead(tuple(parts), trunk, tuple(overruns))
+    return MarksRead(tuple(parts), trunk, dict(zip(marks, scored, strict=True)))
+
+
+def weigh(seen: Mapping[str, float], size: Size) -> list[Alternative]:
+    """What the model sees, weighted with what the gauge measures; the likeliest part first.
+
+    A part whose box misses the measured one by the share m of the allowed difference counts
+    exp(-(4 m)^2 / 2). The order follows the product of both. The probability is cautious: that of
+    the workpiece is the model's alone, only the model number within it profits from the gauge. So
+    a stranger that happens to have the size of a catalogue part does not become certain by it.
+    Where nothing that the model deems possible fits (less than a thousandth of its belief), its
+    own odds stay, and the size check objects to them.
+    """
+    fits = {}
+    for part, probability in seen.items():
+        misfit = gauge.misfit(size, part)
+        weight = 1.0 if misfit is None else float(np.exp(-0.5 * (SIZE_SHARPNESS * misfit) ** 2))
+        fits[part] = probability * weight
+    if sum(fits.values()) < 1e-3:
+        fits = dict(seen)
+    looks: dict[str, float] = {}
+    both: dict[str, float] = {}
+    for part in seen:
+        workpiece = part.partition(" ")[0]
+        looks[workpiece] = looks.get(workpiece, 0.0) + seen[part]
+        both[workpiece] = both.get(workpiece, 0.0) + fits[part]
+    ranked = []
+    for part in sorted(fits, key=lambda name: -fits[name]):
+        workpiece = part.partition(" ")[0]
+        share = fits[part] / both[workpiece] if both[workpiece] > 0 else 0.0
+        ranked.append(Alternative(part, min(1.0, looks[workpiece] * share)))
+    return ranked
 
 
 def judge_marks(model: VisionLanguageModel, read: MarksRead, product: Product) -> Judged:
@@ -238,12 +266,7 @@ def workpiece_result(
     """The specification's opinion, made UNSURE where measured size contradicts a reading."""
     name = "assembly" if product.kind == "assembly" else "workpiece"
     result = judgement.result(name, product.rules.min_reading_probability)  # type: ignore[arg-type]
-    doubts = size_doubts(read.parts, sizes, thresholds)
-    doubts += [
-        Reason("MODEL_OVERRUN", f"{mark}: the reading exceeded its budget", mark)
-        for mark in read.overruns
-    ]
-    return with_doubts(result, doubts)
+    return with_doubts(result, size_doubts(read.parts, sizes, thresholds))
 
 
 def with_doubts(

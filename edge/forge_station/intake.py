@@ -265,7 +265,7 @@ def _from_images(
     model, thresholds, budget_s = inspector.model, inspector.thresholds, inspector.time_budget_s
     with watch.stage("read"):
         picture = view_images.marks_sheet(views, scale, inspector.layout)
-        read = checks.read_marks(model, picture, {mark: size}, {}, thresholds, budget_s)
+        read = checks.read_marks(model, picture, {mark: size}, {})
     with watch.stage("surface"):
         panels = view_images.surface_picture(views, scale, inspector.layout)
         looked = checks.read_surface(

@@ -139,9 +139,7 @@ class Inspector:
                     picture = sheet.marks_sheet(clouds, columns, self.layout)
                 points = {MARKS[i]: len(part.points) for i, part in enumerate(parts)}
                 with watch.stage("read"):
-                    read = checks.read_marks(
-                        self.model, picture, sizes, points, self.thresholds, self.time_budget_s
-                    )
+                    read = checks.read_marks(self.model, picture, sizes, points)
                 readings = read.parts
                 if job.product is not None:
                     with watch.stage("judge"):

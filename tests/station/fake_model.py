@@ -76,9 +76,6 @@ class FakeModel:
         self.texts.append(text)
         return Trunk((), (*trunk.ids, 1), trunk.position + 1)
 
-    def options_grammar(self, texts: Sequence[str]) -> Any:
-        return tuple(texts)
-
     def columns_grammar(self) -> Any:
         return "columns"
 
@@ -89,12 +86,7 @@ class FakeModel:
         results = []
         for branch in branches:
             self.keys.append(branch.key)
-            if branch.grammar == "columns":
-                text, probability = self.rows.get(branch.key, tasks.NONE), 0.9
-            else:
-                text, probability = self.readings[branch.key.rstrip(":")]
-                if text not in branch.grammar:
-                    raise AssertionError(f"{text} is not an option")
+            text, probability = self.rows.get(branch.key, tasks.NONE), 0.9
             over = branch.key in self.overruns
             logprob = math.log(probability)
             results.append(
@@ -104,6 +96,20 @@ class FakeModel:
                 )
             )  # fmt: skip
         return results
+
+    def score_options_of(
+        self, trunk: Trunk, keys: Sequence[str], texts: Sequence[str]
+    ) -> list[dict[str, float]]:
+        self._may_fail("score_options_of")
+        self.keys += keys
+        found = []
+        for key in keys:
+            part, probability = self.readings[key.rstrip(":")]
+            if part not in texts:
+                raise AssertionError(f"{part} is not an option")
+            rest = (1.0 - probability) / (len(texts) - 1)
+            found.append({text: probability if text == part else rest for text in texts})
+        return found
 
     def score_options(self, trunk: Trunk, key: str, texts: Sequence[str]) -> dict[str, float]:
         self._may_fail(f"score_options {key}")

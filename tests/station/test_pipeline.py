@@ -233,13 +233,6 @@ def test_surface_figures_that_are_not_numbers_never_pass(broken):
     assert found.verdict.outcome is Outcome.ERROR
 
 
-def test_an_answer_line_over_its_budget_is_unsure():
-    found = inspect(FakeModel(nuts(), overruns=frozenset({"B:"})), BATCH, [NUT] * 3)
-    assert found.verdict.outcome is Outcome.UNSURE
-    assert "MODEL_OVERRUN" in codes(found)
-    assert [part.probability for part in found.verdict.parts] == [0.98, 0.0, 0.98]
-
-
 def test_a_grid_line_over_its_budget_is_not_hidden():
     model = FakeModel(
         {"A": (NUT, 0.98)},
