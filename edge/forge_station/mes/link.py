@@ -184,8 +184,12 @@ def connect(config: MqttConfig, will: Outgoing, emit: Emit) -> Link:
     threads = set(threading.enumerate())
     client.loop_start()
     thread = next(
-        (item for item in threading.enumerate() if item not in threads and "paho" in item.name),
-        threading.Thread(),
+        (
+            item
+            for item in threading.enumerate()
+            if item not in threads and item.name.endswith(f"-{config.station}")
+        ),
+        threading.Thread(),  # it has ended already: the broker hung up at once
     )
     if not ready.wait(CONNECT_TIMEOUT_S):
         answered.append(_unanswered(where, f"nothing in {CONNECT_TIMEOUT_S:g} s", config))
