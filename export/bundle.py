@@ -87,7 +87,7 @@ def write_bundle(
     network = read_network(checkpoint_folder)
     codec = _check_tokenizer(checkpoint_folder / TOKENIZER, network)
     card = _training_card(checkpoint_folder / TRAINING_CARD)
-    line_name = _check_line(release.line)
+    line_name = _check_line(release.line, codec)
     _check_space(out.absolute().parent, checkpoint, network, release.precision)
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -235,15 +235,18 @@ def _training_card(path: Path) -> dict[str, Any]:
     return card
 
 
-def _check_line(path: Path | None) -> str:
-    """Name of the line of a valid line file, or "" without one."""
+def _check_line(path: Path | None, codec: TextCodec) -> str:
+    """Name of the line of a valid line file whose parts the model can name; "" without one."""
     if path is None:
         return ""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise InputError("line file cannot be read", which=path, got=error) from error
-    return spec.parse_line(data, which=str(path)).line
+    line = spec.parse_line(data, which=str(path))
+    for part in {part for product in line.products for part in product.parts}:
+        codec.encode(part)
+    return line.line
 
 
 def _check_space(folder: Path, checkpoint: Checkpoint, network: Network, precision: str) -> None:

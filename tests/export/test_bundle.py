@@ -107,6 +107,12 @@ def test_a_bad_line_file_is_refused(tmp_path, checkpoint, text):
     refused(tmp_path, checkpoint, r"line\.yaml", release)
 
 
+def test_a_line_with_a_part_the_model_cannot_name_is_refused(tmp_path, checkpoint):
+    (tmp_path / "line.yaml").write_text(LINE.replace("hex_nut M8", "cap_nut M8"))
+    release = Release("nano", "0.1.0", line=tmp_path / "line.yaml")
+    refused(tmp_path, checkpoint, "does not know.*cap_nut M8", release)
+
+
 def test_a_full_disk_is_noticed_before_work(tmp_path, checkpoint, monkeypatch):
     usage = collections.namedtuple("usage", "total used free")
     monkeypatch.setattr(bundle.shutil, "disk_usage", lambda _folder: usage(10, 9, 1000))
