@@ -63,6 +63,7 @@ def vocabulary() -> list[str]:
         words += [piece for piece, _ in splitter.pre_tokenize_str(model.model_number)]
     words += [f".{n}" for n in range(10)] + [f".{n:02d}" for n in range(100)]
     words += [str(n) for n in range(LARGEST_NUMBER + 1)]
+    words += [tasks.RIGHT, tasks.WRONG]
     return list(dict.fromkeys(words))
 
 

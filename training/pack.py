@@ -122,9 +122,15 @@ class Judgement:
 
     kind: str
     required: dict[str, int] | None
-    answer: str
+    wrong: tuple[str, ...]
+    """Marks that are wrong or too many."""
     missing: str
     score: int
+
+    @property
+    def answer(self) -> str:
+        """The benchmark's letter: the first wrong mark, or none."""
+        return self.wrong[0] if self.wrong else tasks.NONE
 
 
 def judge(kind: str, required: dict[str, int] | None, readings: dict[str, str]) -> Judgement:
@@ -137,7 +143,7 @@ def judge(kind: str, required: dict[str, int] | None, readings: dict[str, str]) 
         part = expected if required is None else next(iter(required))
         odd = [mark for mark, reading in sorted(readings.items()) if reading != part]
         score = tasks.conformity_score(len(odd))
-        return Judgement(kind, required, odd[0] if odd else tasks.NONE, tasks.NONE, score)
+        return Judgement(kind, required, tuple(odd), tasks.NONE, score)
     left = Counter(required or {})
     surplus = []
     for mark, reading in sorted(readings.items()):
@@ -150,7 +156,7 @@ def judge(kind: str, required: dict[str, int] | None, readings: dict[str, str]) 
     return Judgement(
         kind,
         required,
-        surplus[0] if surplus else tasks.NONE,
+        tuple(surplus),
         missing[0] if missing else tasks.NONE,
         tasks.conformity_score(violations),
     )
@@ -229,6 +235,9 @@ def _add_judgement(
     text = tasks.readings_text(readings) + tasks.NEXT_USER
     text += tasks.judge_text(kind, required) + tasks.ASSISTANT
     start = packed.add_text(encode(text), TURN_TWO, start)
+    for mark in readings:
+        verdict = tasks.WRONG if mark in right.wrong else tasks.RIGHT
+        packed.add_branch(tasks.mark_key(mark), verdict, start, TURN_TWO)
     packed.add_branch(tasks.ANSWER_KEY, right.answer, start, TURN_TWO)
     packed.add_branch(tasks.MISSING_KEY, right.missing, start, TURN_TWO)
     packed.add_branch(tasks.SCORE_KEY, f"{right.score}/10", start, TURN_TWO, 0.5)

@@ -30,7 +30,7 @@ from forge_station.contract.views import MARKS, NANO_LAYOUT, VIEWS
 from training import nano, pack
 from training.pools import SheetPool, SurfacePool
 
-TEXT_BATCH = 72
+TEXT_BATCH = 64
 
 
 class AuxiliaryHeads(nn.Module):

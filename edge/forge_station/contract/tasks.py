@@ -11,8 +11,8 @@ answers in keyed lines, each of which can be decoded alone as a short branch beh
                      score: 4/10                10 is a perfect surface
                      front r5: 5,6,9            one line a grid row of each view, or `none`
 
-Turn two (marks sheet only) gives the readings back together with the specification and asks for
-the benchmark's letter, the missing part and a conformity score. The first turn never shows the
+Turn two (marks sheet only) gives the readings back together with the specification and asks, mark
+by mark, right or wrong, then for the benchmark's letter, a missing part and a conformity score. The first turn never shows the
 specification: what a reader sees must not depend on what it is expected to see.
 
 Decision lines follow the FORGE tasks WORKVERI, SURFINSP and ASSYVERI; the grid lines are the text
@@ -40,6 +40,8 @@ SURFACE_CLASSES: tuple[str, ...] = (NORMAL, *DEFECT_CLASSES)
 REQUESTS = ("score", "grid", "joint")
 """The three VIEScore2 requests on one set of weights."""
 NONE = "none"
+RIGHT, WRONG = "right", "wrong"
+"""Turn two, one line a mark: does the specification allow this part?"""
 GRID_ROWS = 16
 SCORES: tuple[str, ...] = tuple(f"{n}/10" for n in range(11))
 
