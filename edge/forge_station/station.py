@@ -17,7 +17,7 @@ from forge_station.capture.base import Scanner, Trigger
 from forge_station.checks import Thresholds
 from forge_station.config import StationConfig
 from forge_station.contract.verdict import Verdict
-from forge_station.errors import StationError
+from forge_station.errors import InputError, StationError
 from forge_station.mes import payloads, report
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher
@@ -27,6 +27,9 @@ from forge_station.timing import Stopwatch
 from forge_station.vlm.model import VisionLanguageModel
 
 log = logging.getLogger(__name__)
+
+SERIAL_LENGTH = 200
+"""Longest serial number that the messages to MES take."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,11 @@ class Station:
 
     def inspect(self, trigger: Trigger) -> Done:
         """One part, from trigger to outbox."""
+        serial = trigger.serial[:SERIAL_LENGTH] or "none"
         job = Job(
             result_id=uuid7(),
-            serial=trigger.serial,
+            serial=serial,
+            serial_source="counter" if trigger.serial else "none",
             product=None,
             begin_time=utc_now(),
             line=self.config.line.line,
@@ -87,6 +92,13 @@ class Station:
         )
         watch = Stopwatch()
         try:
+            if serial != trigger.serial:
+                raise InputError(
+                    "the serial number of a trigger cannot be reported",
+                    which=repr(serial[:40]),
+                    expected=f"1 to {SERIAL_LENGTH} characters",
+                    got=len(trigger.serial),
+                )
             job = replace(job, product=self.config.line.product(trigger.part_number))
             scanner = self.scanner_of(trigger)
             with watch.stage("capture"):
@@ -111,8 +123,12 @@ class Station:
         warnings: tuple[str, ...] = ()
         picture = None
         if self.store:
-            stored = evidence.store(self.config.evidence, replace(found, verdict=verdict))
-            picture, warnings = stored.picture, stored.warnings
+            try:
+                stored = evidence.store(self.config.evidence, replace(found, verdict=verdict))
+                picture, warnings = stored.picture, stored.warnings
+            except Exception as error:  # the verdict is out; a fault of the drawing stops nothing
+                log.exception("part %s: the picture failed", trigger.serial)
+                warnings = (f"evidence not drawn: {error!r}",)
         for warning in warnings:
             log.warning("part %s: %s", trigger.serial, warning)
         log.info(
