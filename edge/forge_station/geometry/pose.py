@@ -17,6 +17,8 @@ Points = NDArray[np.floating]
 Cloud32 = NDArray[np.float32]
 Matrix = NDArray[np.float64]
 
+# A comb of at least so many bins with so many points each is a depth map's rows.
+_MIN_ROWS, _ROW_POINTS = 4, 6
 # An end of a part: share of the density just inside, bins and reach in camera pixels.
 EDGE_DENSITY, TOP_DENSITY = 0.1, 0.2
 _BIN_PX, _EDGE_REACH_PX = 0.25, 3.0
@@ -76,7 +78,9 @@ def top(z: Matrix, camera_pixel_mm: float, poses: int = 1) -> float:
     return _high_end(z, camera_pixel_mm, poses, TOP_DENSITY)
 
 
-def _high_end(values: Matrix, camera_pixel_mm: float, poses: int, density: float) -> float:
+def _high_end(
+    values: Matrix, camera_pixel_mm: float, poses: int, density: float, *, even: bool = False
+) -> float:
     highest = float(values.max())
     span = highest - float(values.min())
     # Thin clouds (meshes, files) get wider bins, of about eight points.
@@ -85,6 +89,9 @@ def _high_end(values: Matrix, camera_pixel_mm: float, poses: int, density: float
     count = 4 * depth + int(0.25 * span / width) + 1
     number = np.minimum((highest - values) / width, count).astype(np.int64)
     held = np.bincount(number, minlength=count + 1)[:count].astype(np.float64)
+    if not even and _in_rows(held):
+        spread = _rows_spread(values, camera_pixel_mm)
+        return _high_end(spread, camera_pixel_mm, poses, density, even=True)
     ahead = np.concatenate([held, np.zeros(depth)])
     inside = np.lib.stride_tricks.sliding_window_view(ahead, depth + 1)
     full = held >= np.maximum(poses, density * inside.max(axis=1))
@@ -93,6 +100,25 @@ def _high_end(values: Matrix, camera_pixel_mm: float, poses: int, density: float
     full &= inside.sum(axis=1) >= _EDGE_POINTS_PER_POSE * poses
     first = int(np.argmax(full)) if full.any() else 0
     return max(highest - (first + 0.5) * width, highest - span / 2.0)
+
+
+def _in_rows(held: Matrix) -> bool:
+    """Whether a histogram [bins] is a comb: the points stand in rows, as those of a depth map do.
+
+    A comb has about as many runs of filled bins as filled bins; a scan from free poses has one run.
+    """
+    filled = held >= _ROW_POINTS
+    runs = int((filled[1:] & ~filled[:-1]).sum())
+    return runs >= _MIN_ROWS and 2.5 * runs > int(filled.sum())
+
+
+def _rows_spread(values: Matrix, camera_pixel_mm: float) -> Matrix:
+    """Each point moved within its own pixel: a row stands for a strip as wide as a pixel.
+
+    The moves follow the golden ratio: even, and the same on every run.
+    """
+    share = (np.arange(len(values)) * ((5.0**0.5 - 1.0) / 2.0)) % 1.0
+    return np.asarray(values + camera_pixel_mm * (share - 0.5))
 
 
 def align(
