@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_station.contract import explanation, grid_text, tasks
+from forge_station.contract import explanation, grid_text, record, tasks
 from forge_station.contract.catalogue import CATALOGUE
 from forge_station.contract.error import ContractError, Fault
 from forge_station.contract.grid import DefectGrid
+from forge_station.contract.record import Limit, Probability
 from forge_station.contract.spec import Judgement, Product
 from forge_station.contract.verdict import (
     Alternative,
@@ -44,22 +46,29 @@ SIZE_SHARPNESS = 4.0
 class Thresholds:
     """Operating points; a bundle's manifest sets them, a station file may replace them."""
 
-    defect_fail: float = 0.5
+    defect_fail: Probability = 0.5
     """Probability of any defect from which the surface fails."""
-    defect_unsure: float = 0.35
+    defect_unsure: Probability = 0.35
     """Probability of any defect from which a person must look."""
-    grid_row: float = 0.5
+    grid_row: Probability = 0.5
     """Probability from which a grid row is written."""
-    size_tolerance: float = 1.0
+    size_tolerance: Annotated[float, Limit(0.01, 100.0)] = 1.0
     """Scale of the allowed difference between measured and nominal size of a reading."""
-    answer_disagree: float = 0.9
+    answer_disagree: Probability = 0.9
     """Probability of the model's direct letter from which its contradiction makes UNSURE."""
-    token_budget: float = 48.0
+    token_budget: Annotated[float, Limit(1.0, 10_000.0)] = 48.0
     """Tokens of one answer line; a line that needs more is UNSURE."""
+
+    def __post_init__(self) -> None:
+        record.check(self)
+        if self.defect_unsure > self.defect_fail:
+            allowed = f"at most defect_fail, {self.defect_fail:g}"
+            faults = [Fault("defect_unsure", f"{self.defect_unsure:g}", allowed)]
+            raise ContractError("Thresholds is not valid", faults=faults)
 
     @classmethod
     def read(cls, *sources: Mapping[str, float]) -> Thresholds:
-        """Later sources win. Raises ContractError for a name that is none of the fields."""
+        """Later sources win. Raises ContractError for an unknown name or a value out of bounds."""
         known = {field.name for field in fields(cls)}
         merged: dict[str, float] = {}
         for source in sources:

@@ -203,7 +203,7 @@ def test_a_low_surface_score_fails_where_the_product_has_a_limit():
 
 @pytest.mark.parametrize(
     "failing",
-    ["trunk", "decode_branches", "extend", "score_options answer:", "score_options score:"],
+    ["trunk", "score_options_of", "extend", "score_options answer:", "score_options score:"],
 )
 def test_a_model_that_fails_is_an_error_never_a_pass(failing):
     found = inspect(FakeModel(nuts(), fails=frozenset({failing})), BATCH, [NUT] * 3)
