@@ -20,7 +20,7 @@ from forge_station.pipeline import Inspector
 from forge_station.sim import fasteners, rest_pose, scanner
 from forge_station.sim.mesh import Mesh, sample_surface
 from training import evaluate
-from training.case_files import FILE, read_cases
+from training.case_files import FILE, BadCase, read_cases
 from training.evaluate import Settings, run_case
 from training.scoring import Row
 
@@ -90,12 +90,12 @@ def test_simulated_cases_give_a_row_a_table_and_one_json_object(
     printed = capsys.readouterr().out.strip().splitlines()
     figures = json.loads(printed[-1])
     assert figures == json.loads((tmp_path / "f.json").read_text())
-    assert [figures[task]["cases"] for task in ("workpiece", "assembly", "surface")] == [2, 2, 2]
+    assert [figures[task]["cases"] for task in ("workpiece", "assembly", "surface")] == [1, 1, 1]
     assert figures["workpiece"]["count_right"]["value"] == 1.0
-    assert figures["surface"]["grid_iou"]["n"] + figures["surface"]["grid_clean_alarms"]["n"] == 2
+    assert figures["surface"]["grid_iou"]["n"] == 1
     assert any("reading: workpiece and model number" in line for line in printed)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert len(rows) == 6 and all(row["model_ms"] > 0 and not row["error"] for row in rows)
+    assert len(rows) == 3 and all(row["model_ms"] > 0 and not row["error"] for row in rows)
     for row in rows:
         assert row["outcome"] in ("PASS", "FAIL", "UNSURE")
         if row["task"] != "surface":
@@ -291,6 +291,8 @@ def test_the_published_protocol_reads_a_letter_into_none() -> None:
     assert tasks.parse_letter("none", options) == "none"
 
 
-def test_limit_counts_by_task(simulated: Path) -> None:
-    chosen = evaluate.selected(read_cases(simulated), 1)
-    assert [case.task for case in chosen] == ["workpiece", "assembly", "surface"]
+def test_limit_counts_by_task() -> None:
+    tasks = ("surface", "surface", "workpiece", "surface", "workpiece")
+    cases = [BadCase(str(n), task, "") for n, task in enumerate(tasks)]
+    assert [case.id for case in evaluate.selected(cases, 2)] == ["0", "1", "2", "4"]
+    assert evaluate.selected(cases, None) == cases
