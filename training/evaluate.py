@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from forge_station import checks, pipeline
-from forge_station.checks import SurfaceRead, Thresholds
+from forge_station.checks import MarksRead, SurfaceRead, Thresholds
 from forge_station.contract import grid as grids
 from forge_station.contract import record, spec, tasks
 from forge_station.contract.spec import Product, Reading
@@ -129,19 +129,20 @@ def _marks_row(inspector: Inspector, case: Case, seen: Seen, row: Row, settings:
     job = Job(case.id, case.id, product, serial_source="none", source=seen.summary.source)
     found = inspector.inspect_parts(job, seen.parts, seen.summary, seen.problems, watch)
     readings, direct = found.verdict.parts, ""
+    alone = _picture_alone(inspector, seen.parts) if readings else {}
     result = found.verdict.check("assembly" if product.kind == "assembly" else "workpiece")
     score = None if result is None else result.score
     if result is not None:
         direct = result.answer or ""
     if seen.pictures is not None:
-        readings, direct, score = _read_pictures(inspector, seen.pictures, product, watch)
+        readings, alone, direct, score = _read_pictures(inspector, seen.pictures, product, watch)
     timings = watch.timings_ms()
     row = replace(
         row,
         outcome=found.verdict.outcome.value,
         reasons=_codes(reason.code for reason in found.verdict.reasons),
         parts_seen=len(readings) if seen.pictures is not None else len(seen.parts),
-        marks=_mark_rows(row.marks, readings),
+        marks=_mark_rows(row.marks, readings, alone),
         missing=_missing(product, readings),
         score=score,
         model_ms=_model_ms(timings),
@@ -182,17 +183,35 @@ def _missing(product: Product, readings: Sequence[PartReading]) -> tuple[str, ..
     return wrong(product.parts, {part.mark: part.part for part in readings}).missing
 
 
-def _mark_rows(truth: Sequence[MarkRow], readings: Sequence[PartReading]) -> tuple[MarkRow, ...]:
+def _mark_rows(
+    truth: Sequence[MarkRow], readings: Sequence[PartReading], alone: Mapping[str, str]
+) -> tuple[MarkRow, ...]:
     """Readings beside the truth of the same mark; marks that do not exist are left out."""
     read = {part.mark: part for part in readings}
     rows = []
     for row in truth:
         part = read.get(row.mark)
         if part is not None:
-            size = _nearest(part.size_mm)
-            row = replace(row, read=part.part, probability=part.probability, nearest=size)
+            row = replace(
+                row,
+                read=part.part,
+                probability=part.probability,
+                picture=alone.get(row.mark, ""),
+                nearest=_nearest(part.size_mm),
+            )
         rows.append(row)
     return tuple(rows)
+
+
+def _picture_alone(inspector: Inspector, parts: Sequence[PartCloud]) -> dict[str, str]:
+    """Mark -> what the model reads before the measured size is weighed in (not timed)."""
+    columns = checks.columns_of(len(parts), inspector.layout)
+    picture = sheet.marks_sheet([part.points for part in parts], columns, inspector.layout)
+    return _likeliest(checks.read_marks(inspector.model, picture, checks.measured(parts), {}))
+
+
+def _likeliest(read: MarksRead) -> dict[str, str]:
+    return {mark: max(odds, key=lambda part: odds[part]) for mark, odds in read.seen.items()}
 
 
 def _nearest(box: tuple[float, float, float] | None) -> str:
@@ -213,15 +232,16 @@ def _rest_boxes() -> tuple[list[str], NDArray[np.float64]]:
 
 def _read_pictures(
     inspector: Inspector, pictures: case_input.Pictures, product: Product, watch: Stopwatch
-) -> tuple[tuple[PartReading, ...], str, float | None]:
-    """Readings, direct letter and conformity score from pictures that come without a cloud."""
+) -> tuple[tuple[PartReading, ...], dict[str, str], str, float | None]:
+    """Readings, those of the picture alone, direct letter and conformity score, without a cloud."""
     with watch.stage("read"):
         read = checks.read_marks(inspector.model, pictures.marks, pictures.sizes, {})
     if product.kind == "single":
-        return read.parts, "", None
+        return read.parts, _likeliest(read), "", None
     with watch.stage("judge"):
         opinion = checks.judge_marks(inspector.model, read, product)
-    return read.parts, opinion.letter, opinion.score if product.kind == "assembly" else None
+    score = opinion.score if product.kind == "assembly" else None
+    return read.parts, _likeliest(read), opinion.letter, score
 
 
 def _surface_row(inspector: Inspector, case: Case, seen: Seen, row: Row, settings: Settings) -> Row:

@@ -15,6 +15,7 @@ LABELS: Mapping[str, str] = {
     "reading": "reading: workpiece and model number",
     "reading_workpiece": "reading: workpiece",
     "reading_model_number": "reading: model number",
+    "reading_picture_alone": "reading without the measured size",
     "decision": "decision by the specification",
     "letter": "letter or none by the specification",
     "letter_direct": "letter or none by the model itself",

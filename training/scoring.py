@@ -30,15 +30,17 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class MarkRow:
-    """One mark: what lies there, what was read, and which part its measured size is nearest to.
+    """One mark: what lies there, what was read, and what picture and size alone say.
 
-    `read` is "" where the tray had no part at this mark.
+    `read` is the station's reading, "" where the tray had no part at this mark; `picture` what the
+    model reads before the measured size is weighed in; `nearest` the part of the nearest size.
     """
 
     mark: str
     true: str
     read: str = ""
     probability: float = 0.0
+    picture: str = ""
     nearest: str = ""
 
 
@@ -263,6 +265,7 @@ def _marks(rows: Sequence[Row]) -> dict[str, Any]:
         "reading": per_mark(lambda mark: mark.read == mark.true),
         "reading_workpiece": per_mark(lambda mark: _word(mark.read, 0) == _word(mark.true, 0)),
         "reading_model_number": per_mark(lambda mark: _word(mark.read, 1) == _word(mark.true, 1)),
+        "reading_picture_alone": per_mark(lambda mark: mark.picture == mark.true),
         "reading_calibration_error": _rounded(
             calibration_error([mark.probability for mark in marks], hits)
         ),

@@ -99,7 +99,7 @@ def test_simulated_cases_give_a_row_a_table_and_one_json_object(
     for row in rows:
         assert row["outcome"] in ("PASS", "FAIL", "UNSURE")
         if row["task"] != "surface":
-            assert all(mark["read"] and mark["nearest"] for mark in row["marks"])
+            assert all(m["read"] and m["picture"] and m["nearest"] for m in row["marks"])
             assert row["direct"] in (*(mark["mark"] for mark in row["marks"]), "none")
 
 

@@ -83,7 +83,7 @@ def test_a_decision_needs_the_missing_parts_too() -> None:
 
 def marks(*right: bool) -> tuple[MarkRow, ...]:
     return tuple(
-        MarkRow("ABCDEF"[i], "hex_nut M8", "hex_nut M8" if ok else "hex_nut M10", 0.9, "hex_nut M8")
+        MarkRow("ABCDEF"[i], "hex_nut M8", "hex_nut M8" if ok else "hex_nut M10", 0.9)
         for i, ok in enumerate(right)
     )
 
