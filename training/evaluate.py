@@ -56,6 +56,8 @@ class Settings:
 
     folder: Path
     strict_first_letter: bool = False
+    request: str = "joint"
+    """The VIEScore2 request of surface cases: score, grid or joint."""
 
 
 def open_inspector(bundle: Path, *, threads: int = 1) -> Inspector:
@@ -271,6 +273,7 @@ def _surface_row(inspector: Inspector, case: Case, seen: Seen, row: Row, setting
             inspector.thresholds,
             inspector.time_budget_s,
             always_grid=True,
+            request=settings.request,
         )
     result = checks.surface_result([read], product, inspector.thresholds)
     outcome, reasons = combine(("surface",), [gate, result])
@@ -433,6 +436,12 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="of ONNX Runtime")
     parser.add_argument("--limit", type=int, help="at most so many cases a task")
     parser.add_argument(
+        "--request",
+        choices=tasks.REQUESTS,
+        default="joint",
+        help="what surface cases are asked: score, grid or both (default joint)",
+    )
+    parser.add_argument(
         "--strict-first-letter",
         action="store_true",
         help="take the first capital letter of the direct answer, as published",
@@ -446,7 +455,7 @@ def main() -> int:
         print(f"training.evaluate: {error}", file=sys.stderr)
         return 1
     with inspector.model as model:
-        settings = Settings(args.cases, args.strict_first_letter)
+        settings = Settings(args.cases, args.strict_first_letter, args.request)
         rows = evaluate(inspector, cases, settings, args.out)
         manifest = model.manifest
         head = {

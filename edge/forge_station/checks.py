@@ -217,17 +217,22 @@ def read_surface(
     time_budget_s: float,
     *,
     always_grid: bool = False,
+    request: str = "joint",
 ) -> SurfaceRead:
     """Class and score of one part from one forward pass; the grid only where it looks defective.
 
-    `always_grid` decodes the grid in any case (evaluation).
+    `always_grid` decodes the grid in any case (evaluation). `request` is one of the three VIEScore2
+    requests (`tasks.REQUESTS`): `score` gives no grid, `grid` no score, `joint` both.
     """
-    facts = tasks.surface_facts(part, size.box)
+    facts = tasks.surface_facts(part, size.box, request)
     trunk = model.trunk([picture.image], _trunk_text(facts))
     odds = model.score_options(trunk, tasks.CLASS_KEY, tasks.SURFACE_CLASSES)
-    score = _expected_score(model.score_options(trunk, tasks.SCORE_KEY, tasks.SCORES))
+    score = None
+    if request != "grid":
+        score = _expected_score(model.score_options(trunk, tasks.SCORE_KEY, tasks.SCORES))
     name = max(odds, key=lambda option: odds[option])
     looked = always_grid or 1.0 - odds[tasks.NORMAL] >= thresholds.defect_unsure
+    looked = looked and request != "score"
     cells = np.zeros((len(VIEWS), GRID_SIDE, GRID_SIDE), bool)
     overrun = False
     if looked:

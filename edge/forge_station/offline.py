@@ -19,6 +19,7 @@ from forge_station.contract.spec import Product
 from forge_station.contract.verdict import Outcome, worst
 from forge_station.contract.views import Layout
 from forge_station.errors import BundleError, ConfigError, StationError
+from forge_station.geometry import forge_style, picture
 from forge_station.pipeline import Inspector
 from forge_station.sources import Options
 from forge_station.vlm.engine import AUTO
@@ -76,6 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bundle", type=Path, default=_BUNDLE, metavar="DIR", help=f"model (default {_BUNDLE})"
     )
     parser.add_argument("--line", type=Path, metavar="FILE", help="line file with the products")
+    parser.add_argument(
+        "--forge-style", action="store_true", help="also write NAME.forge.png, as FORGE draws it"
+    )
     parser.add_argument("--part-number", metavar="ID", help="the product of that line it should be")
     parser.add_argument(
         "--out", type=Path, default=_OUT, metavar="DIR", help=f"for the files (default {_OUT})"
@@ -136,6 +140,8 @@ def run(args: argparse.Namespace) -> int:
             verdict = found.verdict
             outcomes.append(verdict.outcome)
             print(json.dumps(verdict.to_dict(), ensure_ascii=False, allow_nan=False), flush=True)
+            if args.forge_style:
+                _write_forge_style(args.out / f"{evidence.file_name(item.name)}.forge.png", found)
             png = evidence.picture_of(found.inspection, inspector.layout, ready=found.ready)
             stored = evidence.store_files(args.out, evidence.file_name(item.name), verdict, png)
             for warning in stored.warnings:
@@ -143,6 +149,21 @@ def run(args: argparse.Namespace) -> int:
             if stored.picture is not None:
                 print(f"{item.name}: {verdict.outcome}, {stored.picture}", file=sys.stderr)
     return EXIT_CODES[worst(outcomes)]
+
+
+def _write_forge_style(path: Path, found: intake.Found) -> None:
+    """The parts as the FORGE benchmark draws them (one composite of three panels)."""
+    parts = found.inspection.parts
+    if not parts:
+        print(f"forge-station: no part to draw in {path}", file=sys.stderr)
+        return
+    placed = [
+        part.points @ part.tray_from_part[:3, :3].T + part.tray_from_part[:3, 3] for part in parts
+    ]
+    try:
+        path.write_bytes(picture.encode(forge_style.composite(placed)))
+    except OSError as error:
+        print(f"forge-station: {path} not written: {error.strerror}", file=sys.stderr)
 
 
 def open_inspector(bundle: Path, *, threads: int = 2, provider: str = AUTO) -> Inspector:

@@ -119,6 +119,19 @@ def test_the_grid_can_be_asked_for_in_any_case():
     assert len([key for key in model.keys if " r" in key]) == 48
 
 
+@pytest.mark.parametrize(
+    ("request_", "score", "grids"), [("score", 9.0, 0), ("grid", None, 3), ("joint", 9.0, 3)]
+)
+def test_the_three_requests_give_what_they_ask_for(request_, score, grids):
+    model = FakeModel({"A": (NUT, 0.9)}, surface={"dent": 0.9}, rows={"side r2:": "3"})
+    picture, _ = sheet.surface_picture(part_cloud(NUT).points, NANO_LAYOUT)
+    read = checks.read_surface(
+        model, picture, "A", NUT, NUT_SIZE, Thresholds(), 1.0, request=request_
+    )
+    assert (read.reading.score, len(read.grids)) == (score, grids)
+    assert f"surface {request_}\n" in model.texts[-1]
+
+
 def seen(**odds: float) -> dict[str, float]:
     """Odds of catalogue parts, written hex_nut_M8=0.5."""
     return {name[::-1].replace("_", " ", 1)[::-1]: value for name, value in odds.items()}
