@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_station.contract.catalogue import WORKPIECES
 from forge_station.contract.verdict import Outcome, PartReading, SurfaceReading, Verdict
 from forge_station.contract.views import AXES, MARKS, NANO_LAYOUT, VIEWS, Layout
 from forge_station.geometry import picture, render, sheet
@@ -25,8 +26,9 @@ from forge_station.pipeline import Inspection
 
 ByteImage = NDArray[np.uint8]
 
-VIEW_PX = 240
+VIEW_PX = 480
 """Longest side of a rendered view in pixels: several times what the model is given."""
+_NAMES = re.compile(rf"\b(?:{'|'.join(WORKPIECES)})\b")
 _MARGIN = 1.06
 # A view pixel of this many camera pixels is filled by one pose, by two, by more fused ones.
 _FILLED_PX = (1.3, 1.0, 0.8)
@@ -34,10 +36,14 @@ _FILLED_PX = (1.3, 1.0, 0.8)
 
 @dataclass(frozen=True)
 class ReadyViews:
-    """Views of a mark that came as images, for parts without a cloud. One mm per pixel for all."""
+    """Views of a mark that came as images, for parts without a cloud. One mm per pixel for all.
+
+    `metric` False: `mm_per_px` is a stand-in, nobody knows the size.
+    """
 
     views: Mapping[str, ByteImage]
     mm_per_px: float
+    metric: bool = True
 
 
 @dataclass(frozen=True)
@@ -72,8 +78,9 @@ def picture_of(
         "   ".join(word for word in (verdict.line, product) if word),
         verdict.timings_ms.get("total"),
         _details(verdict),
+        metric=all(views.metric for views in shown.values()),
     )
-    reasons = [reason.text for reason in verdict.reasons]
+    reasons = [_spoken(reason.text) for reason in verdict.reasons]
     return picture.encode(picture.draw(title, reasons, marks))
 
 
@@ -219,8 +226,13 @@ def _notes(part: PartReading | None, surface: SurfaceReading | None) -> tuple[st
         notes += words
     if part is not None and part.probability < 0.9 and part.alternatives:
         other = part.alternatives[0]
-        notes.append(f"or {other.part} {_percent(other.probability)}")
+        notes.append(_spoken(f"or {other.part} {_percent(other.probability)}"))
     return tuple(notes)
+
+
+def _spoken(text: str) -> str:
+    """Names of the catalogue as people say them: `hex_nut` -> `hex nut`; file names stay."""
+    return _NAMES.sub(lambda found: found[0].replace("_", " "), text)
 
 
 def _percent(share: float) -> str:
@@ -236,7 +248,7 @@ def _flagged(verdict: Verdict, mark: str) -> bool:
 
 def _details(verdict: Verdict) -> tuple[str, ...]:
     scan = verdict.scan
-    details = [f"{scan.points} points"]
+    details = [f"{scan.points} points"] if scan.points or not verdict.parts else []
     if scan.camera_pixel_mm:
         details.append(f"{scan.camera_pixel_mm:.3f} mm a pixel")
     if verdict.model is not None:

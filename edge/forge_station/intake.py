@@ -257,7 +257,7 @@ def _from_images(
     job = replace(job, source=f"{names}: {item.kind}")
     summary = ScanSummary(points=0, source=job.source)
     found = Found(
-        inspector.inspect_parts(job, (), summary, problems, watch), _shown(views, scale, mark)
+        inspector.inspect_parts(job, (), summary, problems, watch), _shown(views, mm_per_px, mark)
     )
     if any(problem.level == "ERROR" for problem in problems):
         return found
@@ -280,9 +280,12 @@ def _from_images(
     return replace(found, inspection=replace(found.inspection, verdict=verdict))
 
 
-def _shown(views: Mapping[str, ByteImage], scale: float, mark: str) -> dict[str, ReadyViews]:
+def _shown(
+    views: Mapping[str, ByteImage], mm_per_px: float | None, mark: str
+) -> dict[str, ReadyViews]:
     """The panels that the surface check looks at, larger: a defect grid covers them as a whole."""
-    picture = view_images.surface_picture(views, scale, _DISPLAY)
+    picture = view_images.surface_picture(views, mm_per_px or 1.0, _DISPLAY)
     side = _DISPLAY.panel
     panels = {view: picture.image[:, k * side : (k + 1) * side] for k, view in enumerate(VIEWS)}
-    return {mark: ReadyViews({view: panels[view] for view in views}, picture.mm_per_px)}
+    shown = {view: panels[view] for view in views}
+    return {mark: ReadyViews(shown, picture.mm_per_px, metric=mm_per_px is not None)}

@@ -65,13 +65,17 @@ class MarkPicture:
 
 @dataclass(frozen=True)
 class Title:
-    """The header beside the outcome. `details`: short lines such as bundle and time."""
+    """The header beside the outcome. `details`: short lines such as bundle and time.
+
+    `metric` False: the size of a pixel is not known (a photo), so no scale bar is drawn.
+    """
 
     outcome: Outcome
     serial: str
     line: str = ""
     latency_ms: float | None = None
     details: tuple[str, ...] = ()
+    metric: bool = True
 
 
 def draw(title: Title, reasons: Sequence[str], marks: Sequence[MarkPicture]) -> ByteImage:
@@ -83,7 +87,8 @@ def draw(title: Title, reasons: Sequence[str], marks: Sequence[MarkPicture]) -> 
     if marks:
         mm_per_px = _body(image, body, marks, title.outcome)
         _footer(image, marks)
-        _scale_bar(image, mm_per_px, width - _EDGE, height - _FOOTER // 2 - _EDGE // 2)
+        if title.metric:
+            _scale_bar(image, mm_per_px, width - _EDGE, height - _FOOTER // 2 - _EDGE // 2)
     else:
         body.of(image)[:] = ink.CARD
         words = "no part to show"
