@@ -1,4 +1,4 @@
-"""kill -9 of the broker and of the station in the middle of a demo: every inspected part arrives."""
+"""kill -9 of broker and station in the middle of a demo: every inspected part arrives."""
 
 from __future__ import annotations
 
