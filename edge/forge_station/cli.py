@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from forge_station import bench, demo, offline, version
 from forge_station.config import load_station
@@ -14,7 +15,16 @@ from forge_station.errors import StationError
 from forge_station.mes import listen
 
 USAGE_ERROR = 64
+_PIPE_CLOSED = 141  # as a shell reports SIGPIPE; 0 would say that a part passed
 _STATION = Path("station_config/demo/station.yaml")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong usage exits with 64: 2, the default of argparse, is the outcome UNSURE."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USAGE_ERROR, f"{self.prog}: error: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"forge-station: {error}", file=sys.stderr)
         return USAGE_ERROR
     except BrokenPipeError:
-        return 0
+        return _PIPE_CLOSED
     except KeyboardInterrupt:
         print("forge-station: stopped", file=sys.stderr)
         return 130
@@ -41,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands with their help."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="forge-station",
         description="Inspect workpieces with a vision-language model and report to the MES.",
     )

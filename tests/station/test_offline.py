@@ -18,7 +18,7 @@ import yaml
 
 import forge_station.sim
 from export.bundle import Release, write_bundle
-from forge_station import intake, offline, sources
+from forge_station import cli, intake, offline, sources
 from forge_station.capture import calibration_io, replay
 from forge_station.capture.base import Cloud, PatternStack
 from forge_station.contract.catalogue import CATALOGUE, by_id
@@ -141,7 +141,7 @@ def test_a_recording_is_decoded_read_and_stored(bundle, recording, tmp_path, cap
     assert [part.mark for part in verdict.parts] == ["A", "B"]
     assert all(part.part and part.size_mm for part in verdict.parts)
     for part in verdict.parts:
-        assert part.size_mm == pytest.approx((15.0, 13.0, 6.7), abs=0.5)
+        assert part.size_mm == pytest.approx((15.0, 13.0, 6.7), abs=0.8)
     assert verdict.scan.points > 50_000
     assert verdict.scan.poses == 3
     assert 0 < verdict.scan.quality["plane_residual_std_mm"] < 0.1
@@ -549,6 +549,23 @@ def test_malformed_options_are_refused(words, capsys):
     with pytest.raises(SystemExit):
         command(*(["part.npz", *words] if words else []))
     assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["inspect"], ["inspect", "x.npz", "--seed", "-1"], ["look"]])
+def test_wrong_usage_does_not_exit_as_an_outcome(words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(words)
+    assert stopped.value.code == 64
+    assert "error: " in capsys.readouterr().err
+
+
+def test_a_refused_bundle_is_one_line_and_64(tmp_path, capsys):
+    words = ["inspect", many(tmp_path), "--bundle", tmp_path, "--out", tmp_path / "out"]
+    assert cli.main([str(word) for word in words]) == 64
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("forge-station: bundle has no readable manifest")
+    assert err.count("\n") == 1
 
 
 def test_a_stack_of_another_calibration_is_an_error(inspector, recording):
