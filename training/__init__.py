@@ -1,1 +1,1 @@
-"""Training side: data, fine-tuning, evaluation. Run from a checkout; never installed on a station."""
+"""Training side: data, fine-tuning, evaluation. Run from a checkout, never on a station."""

@@ -13,6 +13,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,9 +43,7 @@ PATCH, MERGE, WINDOW = 14, 2, 56
 LARGEST_NUMBER = 320
 
 # One alternative a line, first match wins: special tokens, newline, row keys, sizes, words.
-_PIECES = (
-    r"<\|[a-z_]+\|>|\n|r\d+:|M\d+|x\d+|/10|,\d+|\.\d+|\d+|[A-Za-z_]+:?|[^\sA-Za-z0-9_]"
-)
+_PIECES = r"<\|[a-z_]+\|>|\n|r\d+:|M\d+|x\d+|/10|,\d+|\.\d+|\d+|[A-Za-z_]+:?|[^\sA-Za-z0-9_]"
 
 
 def vocabulary() -> list[str]:
@@ -73,9 +72,7 @@ def build_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(
         models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|endoftext|>")
     )
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(
-        Regex(_PIECES), behavior="removed", invert=True
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), behavior="removed", invert=True)
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
 
@@ -87,35 +84,37 @@ def build_model(
     ids = {word: i for i, word in enumerate(vocabulary())}
     size = (len(ids) + 63) // 64 * 64
     config = Qwen2_5_VLConfig(
-        text_config=dict(
-            vocab_size=size,
-            hidden_size=text_width,
-            intermediate_size=text_width * 8 // 3 // 32 * 32,
-            num_hidden_layers=text_depth,
-            num_attention_heads=text_width // 64,
-            num_key_value_heads=text_width // 64,
-            max_position_embeddings=4096,
-            rope_parameters=dict(
-                rope_type="default", rope_theta=10000.0, mrope_section=[8, 12, 12]
-            ),
-            tie_word_embeddings=False,
-            use_cache=False,
-            bos_token_id=ids["<|endoftext|>"],
-            eos_token_id=ids["<|im_end|>"],
-        ),
-        vision_config=dict(
-            depth=vision_depth,
-            hidden_size=vision_width,
-            intermediate_size=vision_width * 8 // 3 // 32 * 32,
-            num_heads=vision_width // 32,
-            patch_size=PATCH,
-            spatial_merge_size=MERGE,
-            temporal_patch_size=2,
-            in_channels=3,
-            window_size=WINDOW,
-            out_hidden_size=text_width,
-            fullatt_block_indexes=[],
-        ),
+        text_config={
+            "vocab_size": size,
+            "hidden_size": text_width,
+            "intermediate_size": text_width * 8 // 3 // 32 * 32,
+            "num_hidden_layers": text_depth,
+            "num_attention_heads": text_width // 64,
+            "num_key_value_heads": text_width // 64,
+            "max_position_embeddings": 4096,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [8, 12, 12],
+            },
+            "tie_word_embeddings": False,
+            "use_cache": False,
+            "bos_token_id": ids["<|endoftext|>"],
+            "eos_token_id": ids["<|im_end|>"],
+        },
+        vision_config={
+            "depth": vision_depth,
+            "hidden_size": vision_width,
+            "intermediate_size": vision_width * 8 // 3 // 32 * 32,
+            "num_heads": vision_width // 32,
+            "patch_size": PATCH,
+            "spatial_merge_size": MERGE,
+            "temporal_patch_size": 2,
+            "in_channels": 3,
+            "window_size": WINDOW,
+            "out_hidden_size": text_width,
+            "fullatt_block_indexes": [],
+        },
         image_token_id=ids["<|image_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
@@ -140,7 +139,7 @@ class _Geometry:
 
 
 @lru_cache(maxsize=8)
-def _window_geometry(visual: torch.nn.Module, height: int, width: int) -> _Geometry:
+def _window_geometry(visual: Any, height: int, width: int) -> _Geometry:
     grid = torch.tensor([[1, height // PATCH, width // PATCH]])
     positions = get_vision_position_ids(grid, MERGE)
     window_index, _ = get_vision_window_index(
@@ -176,7 +175,7 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _vision_block(
-    block: torch.nn.Module, h: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int
+    block: Any, h: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int
 ) -> torch.Tensor:
     """h [N, slots, W] of N windows; cos, sin [N, 1, slots, D]."""
     windows, slots, width = h.shape
@@ -190,7 +189,7 @@ def _vision_block(
 
 
 def _text_layer(
-    layer: torch.nn.Module,
+    layer: Any,
     h: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -227,7 +226,9 @@ class Forward:
         if model.config.vision_config.fullatt_block_indexes:
             raise ValueError("nano forward: full-attention vision blocks are not laid out here")
         self.model = model
-        self.vision_block = torch.compile(_vision_block, dynamic=True) if compiled else _vision_block
+        self.vision_block = (
+            torch.compile(_vision_block, dynamic=True) if compiled else _vision_block
+        )
         self.text_layer = torch.compile(_text_layer, dynamic=True) if compiled else _text_layer
 
     def vision(self, images: torch.Tensor) -> torch.Tensor:
@@ -266,7 +267,7 @@ class Forward:
     def text(
         self, inputs: torch.Tensor, position: torch.Tensor, mask: torch.Tensor
     ) -> torch.Tensor:
-        """inputs [B, T, W], position [3, B, T], mask bool [B, 1, T, T] (True = sees) -> [B, T, W]."""
+        """inputs [B, T, W], position [3, B, T], mask bool [B, 1, T, T], True: sees -> [B, T, W]."""
         language = self.model.model.language_model
         bias = torch.zeros(mask.shape).masked_fill_(~mask, -1e4)
         cos, sin = language.rotary_emb(inputs, position)

@@ -20,7 +20,6 @@ import torch
 
 from forge_station.contract import tasks
 from forge_station.contract.catalogue import CATALOGUE
-from forge_station.contract.views import MARKS
 from training import nano
 
 IGNORE = -100

@@ -21,9 +21,7 @@ from training import pack
 _WORKPIECE_OF = np.array([WORKPIECES.index(model.workpiece) for model in CATALOGUE])
 
 
-def write_shard(
-    folder: Path, number: int, images: np.ndarray, meta: dict[str, np.ndarray]
-) -> None:
+def write_shard(folder: Path, number: int, images: np.ndarray, meta: dict[str, np.ndarray]) -> None:
     """Write one shard; the meta file appears last and by rename."""
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / f"{number:05d}.images.npy", images)
@@ -113,9 +111,7 @@ class SheetPool:
                 readings[MARKS[mark]] = pack.PART_IDS[part]
                 sizes[MARKS[mark]] = _size(np.maximum(size + jitter, 0.1))
             packed.append(
-                pack.pack_sheet(
-                    readings, sizes, float(meta["mm_per_px"][i]), (height, width), rng
-                )
+                pack.pack_sheet(readings, sizes, float(meta["mm_per_px"][i]), (height, width), rng)
             )
         return SheetBatch(
             torch.from_numpy(images),
@@ -124,9 +120,7 @@ class SheetPool:
             torch.from_numpy(pieces),
         )
 
-    def random_readings(
-        self, count: int, rng: np.random.Generator
-    ) -> list[dict[str, str]]:
+    def random_readings(self, count: int, rng: np.random.Generator) -> list[dict[str, str]]:
         """Readings without a picture: half from stored scenes, half drawn from the catalogue."""
         out = []
         meta = self.shards.meta

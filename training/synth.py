@@ -171,9 +171,7 @@ def surface_part(rng: np.random.Generator) -> PartModel:
     return _any_part(rng)
 
 
-def damaged(
-    model: PartModel, defect: str, rng: np.random.Generator
-) -> tuple[Mesh, np.ndarray]:
+def damaged(model: PartModel, defect: str, rng: np.random.Generator) -> tuple[Mesh, np.ndarray]:
     """A resting part with a defect made on the mesh, and the defective faces (bool)."""
     mesh = resting(model, rng)
     if defect == tasks.NORMAL:
@@ -191,27 +189,21 @@ def truth_grid(
         return out
     side = NANO_LAYOUT.panel
     for i, view in enumerate(VIEWS):
-        share = render.view_mean(
-            part.points, flagged, view, mm_per_px, (side, side), box.centre
-        )
+        share = render.view_mean(part.points, flagged, view, mm_per_px, (side, side), box.centre)
         mask = np.nan_to_num(share, nan=0.0) > 0.5
         if mask.any():
             out[i] = grids.coverage(mask) > grids.STATION_COVERAGE
     return out
 
 
-def make_surface(
-    model: PartModel, defect: str, rng: np.random.Generator
-) -> SurfaceSample | None:
+def make_surface(model: PartModel, defect: str, rng: np.random.Generator) -> SurfaceSample | None:
     """Surrogate scan of one part; None when its defect is not visible in any view."""
     mesh, faces = damaged(model, defect, rng)
     rig = poses_for([mesh], rng)
     found = surrogate.scan(mesh, rig, rng, surrogate.Noise.random(rng))
     pixel = float(np.mean([c.camera_pixel_mm or 0.0 for c in rig]))
     above = found.points[:, 2] > 0.5 * pixel
-    return surface_sample(
-        found.points[above], faces[found.face[above]], pixel, len(rig), defect
-    )
+    return surface_sample(found.points[above], faces[found.face[above]], pixel, len(rig), defect)
 
 
 def surface_sample(
@@ -224,9 +216,7 @@ def surface_sample(
     truth = truth_grid(part, flags, picture.mm_per_px, box)
     if defect != tasks.NORMAL and truth.sum() < 2:
         return None
-    filled = sum(
-        float((grids.coverage(view.filled) > 0.5).sum()) for view in views.values()
-    )
+    filled = sum(float((grids.coverage(view.filled) > 0.5).sum()) for view in views.values())
     size = gauge.measure(part)
     return SurfaceSample(
         picture.image,
@@ -271,14 +261,14 @@ def _sheet_shard(folder: Path, number: int, seed: int) -> None:
         part[done, :n] = [_INDEX[model.id] for model in plan.parts]
         size[done, :n] = sizes
         done += 1
-    meta = {"count": count, "part": part, "size": size, "mm_per_px": scale}
+    meta: dict[str, np.ndarray] = {"count": count, "part": part, "size": size, "mm_per_px": scale}
     write_shard(folder, number, images, meta)
 
 
 def _surface_shard(folder: Path, number: int, seed: int) -> None:
     rng = np.random.default_rng([seed, number, 7])
     images = np.zeros((SHARD, *NANO_LAYOUT.surface_size, 3), np.uint8)
-    meta = {
+    meta: dict[str, np.ndarray] = {
         "part": np.zeros(SHARD, np.int16),
         "size": np.zeros((SHARD, 3), np.float32),
         "defect": np.zeros(SHARD, np.uint8),
@@ -335,9 +325,12 @@ def main() -> None:
     missing = [n for n in wanted if not (folder / f"{n:05d}.meta.npz").exists()]
     jobs = [(args.pool, folder, number, args.seed) for number in missing]
     context = multiprocessing.get_context("spawn")
-    with context.Pool(args.jobs) as pool, tqdm(
-        total=len(wanted) * SHARD, initial=(len(wanted) - len(missing)) * SHARD, unit="sample"
-    ) as bar:
+    with (
+        context.Pool(args.jobs) as pool,
+        tqdm(
+            total=len(wanted) * SHARD, initial=(len(wanted) - len(missing)) * SHARD, unit="sample"
+        ) as bar,
+    ):
         for _ in pool.imap_unordered(_work, jobs):
             bar.update(SHARD)
     if args.contact_sheet:

@@ -12,8 +12,9 @@ answers in keyed lines, each of which can be decoded alone as a short branch beh
                      front r5: 5,6,9            one line a grid row of each view, or `none`
 
 Turn two (marks sheet only) gives the readings back together with the specification and asks, mark
-by mark, right or wrong, then for the benchmark's letter, a missing part and a conformity score. The first turn never shows the
-specification: what a reader sees must not depend on what it is expected to see.
+by mark, right or wrong, then for the benchmark's letter, a missing part and a conformity score. The
+first turn never shows the specification: what a reader sees must not depend on what it is expected
+to see.
 
 Decision lines follow the FORGE tasks WORKVERI, SURFINSP and ASSYVERI; the grid lines are the text
 grid of VIEScore2 (rows and columns 1..16 from the upper left), one grid a view.
