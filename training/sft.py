@@ -17,15 +17,17 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
+from transformers import Qwen2_5_VLForConditionalGeneration
 
 from forge_station.contract import tasks
-from forge_station.contract.catalogue import WORKPIECES, by_id
+from forge_station.contract.catalogue import WORKPIECES
 from forge_station.contract.views import MARKS, NANO_LAYOUT, VIEWS
 from training import nano, pack
 from training.pools import SheetPool, SurfacePool
@@ -80,7 +82,7 @@ class AuxiliaryHeads(nn.Module):
 class Trainer:
     """Model, heads, optimisers and the packed loss."""
 
-    model: nano.Qwen2_5_VLForConditionalGeneration
+    model: Qwen2_5_VLForConditionalGeneration
     heads: AuxiliaryHeads
     auxiliary: float
     generator: np.random.Generator
@@ -89,7 +91,8 @@ class Trainer:
     def __post_init__(self) -> None:
         self.forward = nano.Forward(self.model, compiled=self.compiled)
         named = [*self.model.named_parameters(), *self.heads.named_parameters(prefix="heads")]
-        matrices, others = [], []
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, parameter in named:
             wide = parameter.ndim == 2 and not any(
                 part in name for part in ("embed_tokens", "lm_head", "heads.")
@@ -179,15 +182,13 @@ def validate(
     rng = np.random.default_rng(0)
     figures: dict[str, float] = {}
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        right: list[bool] = []
-        judged: list[bool] = []
+        found: dict[str, list[bool]] = {"readings": [], "marks": [], "answer": []}
         for start in range(0, min(count, len(sheets)), 50):
             drawn = sheets.batch(np.arange(start, min(start + 50, len(sheets))), rng)
             embeds = trainer.forward.vision(drawn.images)
-            for (_, key, _), ok in _branch_hits(trainer, drawn.packed, embeds).items():
-                (judged if key == tasks.ANSWER_KEY else right).append(ok)
-        figures["readings"] = float(np.mean(right)) if right else 0.0
-        figures["answer"] = float(np.mean(judged)) if judged else 0.0
+            for (_, kind, _), ok in _branch_hits(trainer, drawn.packed, embeds).items():
+                found[kind].append(ok)
+        figures |= {kind: float(np.mean(oks)) if oks else 0.0 for kind, oks in found.items()}
         hits: list[bool] = []
         normal: list[float] = []
         truth: list[int] = []
@@ -214,23 +215,32 @@ def validate(
 def _branch_hits(
     trainer: Trainer, packed: pack.Batch, embeds: torch.Tensor
 ) -> dict[tuple[int, str, int], bool]:
-    """Per (row, key text, segment): all tokens of a mark's or the answer's branch are right."""
+    """Per (row, kind, segment): all tokens of the branch are right.
+
+    kind: `readings` (a mark in turn one), `marks` (right or wrong, turn two) or `answer`.
+    """
     hidden = trainer.hidden(packed, embeds)
     chosen = packed.target != pack.IGNORE
     predicted = trainer.model.lm_head(hidden[chosen]).argmax(-1)
     rows, columns = chosen.nonzero(as_tuple=True)
     words = nano.vocabulary()
-    keys: dict[tuple[int, int], str] = {}
+    kinds: dict[tuple[int, int], str] = {}
     hits: dict[tuple[int, str, int], bool] = {}
-    marks = {f"{mark}:" for mark in MARKS}
+    marks = {tasks.mark_key(mark) for mark in MARKS}
     for row, column, token in zip(rows.tolist(), columns.tolist(), predicted.tolist(), strict=True):
         segment = int(packed.segment[row, column])
-        word = words[int(packed.tokens[row, column])]
-        key = keys.setdefault((row, segment), word)
-        if key in marks or key == tasks.ANSWER_KEY:
-            name = (row, key, segment)
-            right = token == int(packed.target[row, column])
-            hits[name] = hits.get(name, True) and right
+        target = int(packed.target[row, column])
+        key = words[int(packed.tokens[row, column])]
+        if (row, segment) not in kinds:
+            verdict = words[target] in (tasks.RIGHT, tasks.WRONG)
+            reading = "marks" if verdict else "readings"
+            kinds[row, segment] = reading if key in marks else ""
+            if key == tasks.ANSWER_KEY:
+                kinds[row, segment] = "answer"
+        kind = kinds[row, segment]
+        if kind:
+            name = (row, kind, segment)
+            hits[name] = hits.get(name, True) and token == target
     return hits
 
 
@@ -250,6 +260,31 @@ def auroc(score: np.ndarray, positive: np.ndarray) -> float:
     )
 
 
+def rate_of(step: int, share: float, decay: float) -> float:
+    """Factor of the learning rates: 100 steps of warm-up, constant, then linear down to 0.02.
+
+    `share` of the time is over; the last `decay` of it falls.
+    """
+    return min(1.0, (step + 1) / 100) * min(1.0, max(0.02, (1 - share) / decay))
+
+
+def train_step(
+    trainer: Trainer,
+    sheets: SheetPool,
+    surfaces: SurfacePool,
+    *,
+    batch: int,
+    surface_share: float,
+    rate: float,
+) -> dict[str, float]:
+    """One step on a batch of one of the pools, drawn by chance; its figures."""
+    trainer.set_rate(rate)
+    kind = "surface" if trainer.generator.random() < surface_share else "sheet"
+    loss, figures = trainer.step_loss(kind, surfaces if kind == "surface" else sheets, batch)
+    trainer.step(loss)
+    return figures
+
+
 def train(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
@@ -264,22 +299,12 @@ def train(args: argparse.Namespace) -> None:
     )
     used, step = 0.0, 0
     if args.resume and state_file.exists():
-        state = torch.load(state_file, weights_only=False)
-        used, step = state["used_s"], state["step"]
-        trainer.generator.bit_generator.state = state["generator"]
-        for optimizer, saved in zip(trainer.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        used, step = resume(state_file, trainer)
         print(f"resumed at step {step}, {used / 60:.1f} of {args.minutes} minutes", flush=True)
     elif args.init:
-        state = torch.load(args.init, weights_only=False)
-    else:
-        state = None
-    if state is not None:
-        trainer.model.load_state_dict(state["model"])
-        trainer.heads.load_state_dict(state["heads"])
+        _load_weights(torch.load(args.init, weights_only=False), trainer)
     trainer.model.train()
     budget, validated = args.minutes * 60, used
-    curve = (args.out / "curve.jsonl").open("a")
     recent: dict[str, list[float]] = {}
     sheets = SheetPool.open(args.data, "sheet")
     surfaces = SurfacePool.open(args.data, "surface")
@@ -287,14 +312,10 @@ def train(args: argparse.Namespace) -> None:
     bar = tqdm(total=round(budget), initial=round(used), unit="s", mininterval=5, desc="sft")
     while used < budget:
         begun = time.perf_counter()
-        share = used / budget
-        rate = min(1.0, (step + 1) / 100) * min(1.0, max(0.02, (1 - share) / args.decay))
-        trainer.set_rate(rate)
-        kind = "surface" if trainer.generator.random() < args.surface else "sheet"
-        loss, figures = trainer.step_loss(
-            kind, surfaces if kind == "surface" else sheets, args.batch
+        rate = rate_of(step, used / budget, args.decay)
+        figures = train_step(
+            trainer, sheets, surfaces, batch=args.batch, surface_share=args.surface, rate=rate
         )
-        trainer.step(loss)
         for name, value in figures.items():
             recent.setdefault(name, []).append(value)
         step += 1
@@ -311,10 +332,10 @@ def train(args: argparse.Namespace) -> None:
             row |= {k: round(float(np.mean(v[-100:])), 4) for k, v in recent.items()}
             row |= {"sheets": len(sheets), "surfaces": len(surfaces)}
             row |= validate(trainer, *held, count=args.validate)
-            curve.write(json.dumps(row) + "\n")
-            curve.flush()
+            with (args.out / "curve.jsonl").open("a") as curve:
+                curve.write(json.dumps(row) + "\n")
             tqdm.write(json.dumps(row))
-            _save_state(state_file, trainer, used, step)
+            save_state(state_file, trainer, used, step)
     bar.close()
     card = {
         "minutes": args.minutes,
@@ -331,7 +352,7 @@ def train(args: argparse.Namespace) -> None:
     print(json.dumps(card))
 
 
-def _save_state(path: Path, trainer: Trainer, used: float, step: int) -> None:
+def save_state(path: Path, trainer: Trainer, used: float, step: int) -> None:
     """Write the resumable state through a temporary file: a kill leaves the old one whole."""
     partial = path.with_suffix(".partial")
     torch.save(
@@ -346,6 +367,21 @@ def _save_state(path: Path, trainer: Trainer, used: float, step: int) -> None:
         partial,
     )
     partial.replace(path)
+
+
+def resume(path: Path, trainer: Trainer) -> tuple[float, int]:
+    """Put the trainer where `save_state` left it; the seconds used and the steps made."""
+    state = torch.load(path, weights_only=False)
+    trainer.generator.bit_generator.state = state["generator"]
+    for optimizer, saved in zip(trainer.optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    _load_weights(state, trainer)
+    return state["used_s"], state["step"]
+
+
+def _load_weights(state: dict[str, Any], trainer: Trainer) -> None:
+    trainer.model.load_state_dict(state["model"])
+    trainer.heads.load_state_dict(state["heads"])
 
 
 def main() -> None:
