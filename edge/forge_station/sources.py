@@ -241,13 +241,14 @@ def read_cloud(item: Item, options: Options) -> tuple[Cloud, str]:
 
 
 def read_mesh(item: Item, options: Options) -> TriangleMesh:
-    """A mesh in mm. Raises InputError, also for one that is flat."""
+    """A mesh in mm without vertices that no face uses. Raises InputError, also if it is flat."""
     mesh = mesh_io.read_mesh(item.path, options.unit)
-    used = mesh.vertices[np.unique(mesh.faces)]
-    spans = np.linalg.svd(used - used.mean(axis=0), compute_uv=False)
-    if spans[-1] <= _FLAT_SHARE * spans[0]:
+    used, faces = np.unique(mesh.faces, return_inverse=True)
+    vertices = mesh.vertices[used]
+    spans = np.linalg.svd(vertices - vertices.mean(axis=0), compute_uv=False)
+    if len(used) < 4 or spans[-1] <= _FLAT_SHARE * spans[0]:
         raise InputError("the mesh is flat, it has no volume", which=item.path)
-    return mesh
+    return replace(mesh, vertices=vertices, faces=faces.reshape(-1, 3).astype(np.int32))
 
 
 def read_views(item: Item) -> dict[str, ByteImage]:

@@ -190,6 +190,17 @@ def test_a_mesh_is_scanned_and_decoded(inspector, bolt_stl):
     assert part.size_mm[1] == pytest.approx(14.5, abs=1.2)
 
 
+def test_a_vertex_of_no_face_is_no_part_of_a_mesh(tmp_path):
+    path = tmp_path / "tetra.obj"
+    path.write_text(
+        "v 900 900 900\nv 0 0 0\nv 9 0 0\nv 0 9 0\nv 0 0 9\nf 2 4 3\nf 2 3 5\nf 2 5 4\nf 3 4 5\n"
+    )
+    (item,) = sources.items_of([path], sources.Options())
+    mesh = sources.read_mesh(item, sources.Options())
+    assert mesh.vertices.max() == 9
+    assert mesh.faces.tolist() == [[0, 2, 1], [0, 1, 3], [0, 3, 2], [1, 2, 3]]
+
+
 def test_a_mesh_can_be_sampled_instead(inspector, bolt_stl):
     (item,) = sources.items_of([bolt_stl], sources.Options())
     request = intake.Request(sources.Options(), direct=True)

@@ -171,7 +171,8 @@ def _from_pcd(path: Path, data: bytes) -> _Raw:
 def _columns(path: Path, fields: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
     if not {"x", "y", "z"} <= set(fields):
         raise InputError("no fields x, y, z", which=path, got=", ".join(fields) or "none")
-    return np.stack([fields[axis].astype(np.float64) for axis in "xyz"], axis=1)
+    with np.errstate(invalid="ignore"):  # a signalling NaN stays a NaN
+        return np.stack([fields[axis].astype(np.float64) for axis in "xyz"], axis=1)
 
 
 def _intensity_of(fields: dict[str, NDArray[Any]]) -> NDArray[Any] | None:
