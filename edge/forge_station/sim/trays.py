@@ -39,8 +39,26 @@ def make(product: Product, rng: np.random.Generator, *, wrong: bool) -> Tray:
     parts, fault = choose(product, rng, wrong=wrong)
     meshes = [rest_pose.rest(fasteners.build(by_id(part), rng), rng) for part in parts]
     if fault in defects.DEFECTS:
-        meshes[0] = defects.apply_defect(meshes[0], fault, rng).mesh
+        meshes[0] = _damaged(meshes[0], fault, rng)
     return Tray(product.part_number, parts, fault, tuple(place(meshes, rng)))
+
+
+def _damaged(mesh: Mesh, defect: str, rng: np.random.Generator) -> Mesh:
+    """The part with a defect on its upper side, which the top view shows; the best of twelve.
+
+    The three views show neither the back nor the underside: there a defect cannot be read.
+    """
+    best, best_share = mesh, -1.0
+    for _ in range(12):
+        part = defects.apply_defect(mesh, defect, rng)
+        area = part.mesh.face_areas() * part.face_flag
+        upwards = part.mesh.face_normals()[:, 2] > 0.3
+        share = float(area[upwards].sum() / max(float(area.sum()), 1e-9))
+        if share > best_share:
+            best, best_share = part.mesh, share
+        if share > 0.5:
+            break
+    return best
 
 
 def choose(
