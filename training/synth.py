@@ -239,15 +239,16 @@ def align_with(
     return part, np.asarray(flagged[kept], np.float32)
 
 
-def _sheet_shard(folder: Path, number: int, seed: int) -> None:
+def write_sheets(folder: Path, number: int, seed: int, samples: int = SHARD) -> None:
+    """One shard of marks sheets; the same seed and number give the same bytes."""
     rng = np.random.default_rng([seed, number])
     height, width = NANO_LAYOUT.sheet_size
-    images = np.zeros((SHARD, height, width, 3), np.uint8)
-    part = np.full((SHARD, NANO_LAYOUT.columns), -1, np.int16)
-    size = np.zeros((SHARD, NANO_LAYOUT.columns, 3), np.float32)
-    count, scale = np.zeros(SHARD, np.int8), np.zeros(SHARD, np.float32)
+    images = np.zeros((samples, height, width, 3), np.uint8)
+    part = np.full((samples, NANO_LAYOUT.columns), -1, np.int16)
+    size = np.zeros((samples, NANO_LAYOUT.columns, 3), np.float32)
+    count, scale = np.zeros(samples, np.int8), np.zeros(samples, np.float32)
     done = 0
-    while done < SHARD:
+    while done < samples:
         draw = rng.random()
         plan = (
             plan_batch(rng) if draw < 0.3 else plan_kit(rng) if draw < 0.6 else plan_inventory(rng)
@@ -265,17 +266,18 @@ def _sheet_shard(folder: Path, number: int, seed: int) -> None:
     write_shard(folder, number, images, meta)
 
 
-def _surface_shard(folder: Path, number: int, seed: int) -> None:
+def write_surfaces(folder: Path, number: int, seed: int, samples: int = SHARD) -> None:
+    """One shard of surface pictures; the same seed and number give the same bytes."""
     rng = np.random.default_rng([seed, number, 7])
-    images = np.zeros((SHARD, *NANO_LAYOUT.surface_size, 3), np.uint8)
+    images = np.zeros((samples, *NANO_LAYOUT.surface_size, 3), np.uint8)
     meta: dict[str, np.ndarray] = {
-        "part": np.zeros(SHARD, np.int16),
-        "size": np.zeros((SHARD, 3), np.float32),
-        "defect": np.zeros(SHARD, np.uint8),
-        "grid": np.zeros((SHARD, 3, 16, 16), bool),
-        "score": np.zeros(SHARD, np.int8),
+        "part": np.zeros(samples, np.int16),
+        "size": np.zeros((samples, 3), np.float32),
+        "defect": np.zeros(samples, np.uint8),
+        "grid": np.zeros((samples, 3, 16, 16), bool),
+        "score": np.zeros(samples, np.int8),
     }
-    for done in range(SHARD):
+    for done in range(samples):
         # The class is drawn before the retries, so that classes hard to see are not thinned out.
         kind = 0 if rng.random() < 0.3 else int(rng.integers(1, len(tasks.SURFACE_CLASSES)))
         sample = None
@@ -296,9 +298,9 @@ def _work(job: tuple[str, Path, int, int]) -> int:
     name, folder, number, seed = job
     cv2.setNumThreads(1)
     if name.startswith("sheet"):
-        _sheet_shard(folder, number, seed)
+        write_sheets(folder, number, seed)
     else:
-        _surface_shard(folder, number, seed)
+        write_surfaces(folder, number, seed)
     return number
 
 

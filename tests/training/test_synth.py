@@ -1,0 +1,182 @@
+"""Synthetic samples: what is drawn is what is stated, and truth lies where the defect is."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba", reason="training needs the extra training")
+pytest.importorskip("torch", reason="training needs the extra training")
+
+from forge_station.contract import tasks
+from forge_station.contract.catalogue import CATALOGUE, WORKPIECES, by_id
+from forge_station.contract.views import NANO_LAYOUT
+from forge_station.geometry import sheet
+from training import synth
+from training.pools import SheetPool, SurfacePool
+
+CELL = NANO_LAYOUT.cell
+
+
+def rng(*seed: int) -> np.random.Generator:
+    return np.random.default_rng(list(seed))
+
+
+def test_a_batch_has_one_odd_part_in_half_of_the_cases():
+    odd = 0
+    for seed in range(200):
+        parts = [part.id for part in synth.plan_batch(rng(seed)).parts]
+        counts = Counter(parts).most_common()
+        assert 3 <= len(parts) <= 6
+        assert len(counts) == 1 or (len(counts) == 2 and counts[1][1] == 1)
+        odd += len(counts) == 2
+    assert 70 < odd < 130
+
+
+def test_an_odd_part_can_be_asked_for():
+    for seed in range(20):
+        assert len(set(synth.plan_batch(rng(seed), odd=False).parts)) == 1
+        assert len(set(synth.plan_batch(rng(seed), odd=True).parts)) == 2
+
+
+@pytest.mark.parametrize(("plan", "least"), [(synth.plan_kit, 2), (synth.plan_inventory, 1)])
+def test_kits_and_inventories_have_up_to_six_parts_of_many_kinds(plan, least):
+    kinds, sizes = set(), set()
+    for seed in range(150):
+        parts = plan(rng(seed, 1)).parts
+        sizes.add(len(parts))
+        kinds |= {part.workpiece for part in parts}
+    assert sizes == set(range(least, 7))
+    assert kinds == set(WORKPIECES)
+
+
+def test_parts_of_a_kit_share_their_nominal_size_but_for_a_stranger():
+    same = 0
+    for seed in range(60):
+        sizes = Counter(part.dims.get("d") for part in synth.plan_kit(rng(seed, 2)).parts)
+        same += sizes.most_common(1)[0][1] >= len(list(sizes.elements())) - 1
+    assert same > 50
+
+
+def test_the_surface_check_sees_mostly_the_promised_workpieces():
+    drawn = Counter(synth.surface_part(rng(seed, 3)).workpiece for seed in range(300))
+    promised = sum(drawn[name] for name in synth.PROMISED_SURFACE)
+    assert 230 < promised < 300
+    assert set(synth.PROMISED_SURFACE) <= set(drawn)
+
+
+@pytest.fixture(scope="module")
+def kit() -> synth.ScenePlan:
+    return synth.ScenePlan("kit", tuple(map(by_id, ("hex_nut M8", "hex_bolt M8x30", "pin 6x20"))))
+
+
+def test_a_sheet_has_a_part_in_every_column_and_true_sizes(kit):
+    drawn, sizes = synth.make_sheet(kit, rng(5))
+    assert drawn.image.shape == (*NANO_LAYOUT.sheet_size, 3)
+    assert sizes.shape == (3, 3)
+    for column in range(NANO_LAYOUT.columns):
+        field = drawn.image[NANO_LAYOUT.strip : CELL, column * CELL : (column + 1) * CELL]
+        assert bool(field.any()) == (column < 3)
+    for part, size in zip(kit.parts, sizes, strict=True):
+        assert max(size) == pytest.approx(max(part.extents), rel=0.15), part.id
+
+
+def test_the_same_seed_gives_the_same_sheet(kit):
+    first, again, other = (synth.make_sheet(kit, rng(seed))[0].image for seed in (6, 6, 7))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_a_whole_part_has_a_full_score_and_no_cell():
+    sample = synth.make_surface(by_id("hex_nut M10"), tasks.NORMAL, rng(8))
+    assert sample is not None
+    assert sample.score == 10
+    assert not sample.grid.any()
+    assert sample.image.shape == (*NANO_LAYOUT.surface_size, 3)
+
+
+@pytest.mark.parametrize("defect", tasks.DEFECT_CLASSES)
+def test_a_defect_has_cells_on_the_part_and_lowers_the_score(defect):
+    found = [synth.make_surface(by_id("hex_nut M10"), defect, rng(9, n)) for n in range(3)]
+    seen = [sample for sample in found if sample is not None]
+    assert seen, "three defects and none visible"
+    panel = NANO_LAYOUT.panel
+    for sample in seen:
+        assert sample.grid.sum() >= 2
+        assert sample.score <= 7
+        for view in range(3):
+            shade = sample.image[:, view * panel : (view + 1) * panel, 0] > 0
+            filled = shade.reshape(16, panel // 16, 16, panel // 16).mean((1, 3)) > 0
+            assert not (sample.grid[view] & ~filled).any()
+
+
+def plate(step: float = 0.1) -> np.ndarray:
+    """A 32 x 32 x 4 mm block seen from above and from the front (y = -16)."""
+    line = np.arange(-16 + step / 2, 16, step)
+    u, v = np.meshgrid(line, line)
+    top = np.column_stack([u.ravel(), v.ravel(), np.full(u.size, 4.0)])
+    w, z = np.meshgrid(line, np.arange(step / 2, 4, step))
+    front = np.column_stack([w.ravel(), np.full(w.size, -16.0), z.ravel()])
+    return np.concatenate([top, front]).astype(np.float32)
+
+
+def test_truth_lies_in_the_cell_that_shows_the_flagged_points():
+    points = plate()
+    part = synth.pose.align(points, 0.1, poses=4)
+    box = sheet.Box((-16.0, -16.0, 0.0), (16.0, 16.0, 4.0))
+    mm_per_px = 32.0 / NANO_LAYOUT.panel  # a cell is 2 mm
+    here = part.points
+    flagged = (np.abs(here[:, 0] - 7) < 1) & (np.abs(here[:, 1] - 11) < 1) & (here[:, 2] > 3.5)
+    truth = synth.truth_grid(part, flagged.astype(np.float32), mm_per_px, box)
+    assert [tuple(cell) for cell in np.argwhere(truth[2])] == [(2, 11)]
+    assert not truth[1].any()
+
+
+def test_a_few_flagged_points_do_not_make_a_cell():
+    part = synth.pose.align(plate(), 0.1, poses=4)
+    box = sheet.Box((-16.0, -16.0, 0.0), (16.0, 16.0, 4.0))
+    flagged = np.zeros(len(part.points), np.float32)
+    flagged[np.random.default_rng(0).integers(len(flagged), size=20)] = 1
+    assert synth.truth_grid(part, flagged, 32.0 / 224, box).sum() == 0
+    assert synth.truth_grid(part, np.zeros_like(flagged), 32.0 / 224, box).sum() == 0
+
+
+def test_flags_stay_with_their_points_when_flying_points_are_dropped():
+    points = plate(0.2)
+    flying = rng(1).uniform((-30, -30, 8), (30, 30, 40), (40, 3)).astype(np.float32)
+    order = rng(2).permutation(len(points) + 40)
+    mixed = np.concatenate([points, flying])[order]
+    flagged = mixed[:, 0] > 12
+    part, flags = synth.align_with(mixed, flagged, 0.2, 4)
+    assert len(part.points) == len(flags) < len(mixed)
+    back = part.points @ part.tray_from_part[:3, :3].T + part.tray_from_part[:3, 3]
+    assert np.array_equal(flags > 0, back[:, 0] > 12)
+
+
+def test_shards_are_written_whole_and_alike_for_the_same_seed(tmp_path):
+    for folder in ("one", "two"):
+        synth.write_sheets(tmp_path / folder / "sheet", 3, 11, 2)
+        synth.write_surfaces(tmp_path / folder / "surface", 3, 11, 2)
+    for name in ("sheet", "surface"):
+        files = sorted(path.name for path in (tmp_path / "one" / name).iterdir())
+        assert files == ["00003.images.npy", "00003.meta.npz"]
+        images = [(tmp_path / f / name / files[0]).read_bytes() for f in ("one", "two")]
+        assert images[0] == images[1]
+    sheets = SheetPool.open(tmp_path / "one", "sheet")
+    surfaces = SurfacePool.open(tmp_path / "one", "surface")
+    assert len(sheets) == len(surfaces) == 2
+    assert sheets.batch(np.arange(2), rng(0)).images.any()
+    assert surfaces.batch(np.arange(2), rng(0)).images.any()
+    meta = sheets.shards.meta
+    assert all((meta["part"][i] >= 0).sum() == meta["count"][i] for i in range(2))
+    assert meta["part"].max() < len(CATALOGUE)
+
+
+def test_a_contact_sheet_shows_the_first_samples(tmp_path):
+    images = np.full((9, 168, 336, 3), 90, np.uint8)
+    np.save(tmp_path / "00000.images.npy", images)
+    synth.contact_sheet(tmp_path, tmp_path / "page.png", 8)
+    page = synth.cv2.imread(str(tmp_path / "page.png"))
+    assert page.shape == (2 * 168, 4 * 336, 3)
