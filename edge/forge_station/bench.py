@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TextIO
 
 from forge_station import demo
-from forge_station.config import StationConfig
+from forge_station.config import SimScanner, StationConfig
+from forge_station.errors import ConfigError
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher
 from forge_station.station import Station, open_inspector
@@ -27,6 +28,8 @@ WARM_UP = 3
 
 def run(config: StationConfig, count: int, out: TextIO = sys.stdout) -> int:
     """Print p50/p95/p99/max a stage over `count` parts, then one JSON object."""
+    if count < 1:
+        raise ConfigError("bench: number of parts", expected="1 or more", got=count)
     line = demo.open_line(config)
     with tempfile.TemporaryDirectory() as folder:
         config = replace(config, outbox=Path(folder) / "outbox.sqlite", broker="none")
@@ -36,7 +39,7 @@ def run(config: StationConfig, count: int, out: TextIO = sys.stdout) -> int:
                 publisher = Publisher(outbox, config.mqtt)
                 station = Station(
                     config, inspector, line.scanner_of, outbox, publisher,
-                    simulated=True, store=False,
+                    simulated=isinstance(config.scanner, SimScanner), store=False,
                 )  # fmt: skip
                 timings = []
                 for number, done in enumerate(station.run(line.triggers(count + WARM_UP))):

@@ -52,6 +52,8 @@ class SimulatedLine:
             serial = f"{self.config.station}-{number:06d}"
             self.trays[serial] = trays.make(product, rng, wrong=wrong)
             yield Trigger(serial, product.part_number)
+            # The truth is kept for the summary; the shapes of a long run would fill the memory.
+            self.trays[serial] = replace(self.trays[serial], meshes=())
 
     def scanner_of(self, trigger: Trigger) -> Scanner:
         """The simulated head, set to the product's field; made once a product."""
