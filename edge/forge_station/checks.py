@@ -151,7 +151,7 @@ def read_marks(
                 workpiece=workpiece,
                 model_number=number,
                 probability=ranked[0].probability,
-                alternatives=tuple(ranked[1:]),
+                alternatives=tuple(sorted(ranked[1:], key=lambda item: -item.probability)),
                 size_mm=sizes[mark].box,
                 points=points.get(mark),
             )
