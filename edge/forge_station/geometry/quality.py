@@ -21,7 +21,7 @@ class Limits:
     """What a scan must reach. Shares are 0..1; pixels are camera pixels on the part."""
 
     min_part_points: int = 400
-    min_part_width_px: float = 12.0
+    min_part_width_px: float = 10.0
     max_unseen_share: float = 0.35
     min_tray_share: float = 0.05
     max_reprojection_px: float = 2.0

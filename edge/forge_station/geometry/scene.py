@@ -4,9 +4,10 @@ It does not know models, catalogues or lines. numpy and OpenCV only; determinist
 belong together is `geometry.cells`, the tray plane `geometry.plane`, the part frame
 `geometry.pose`.
 
-Simulated scans (2026-11-30, all catalogue parts, two to six a tray, random gaps of at least 8
-camera pixels, 3 or 4 poses): the count was right in 323 of 323 scenes. Gaps of 5 to 7 camera
-pixels merge about every second time.
+Simulated scans (2026-11-30, all catalogue parts, two to six a tray, three or four poses): the
+count was right in 235 of 235 scenes with gaps of at least 8 camera pixels, and no part or tray
+was reported without cause. Gaps of 2 to 7 pixels merge about every second time; `quality` then
+finds most of the merged outlines by their waist.
 """
 
 from __future__ import annotations
