@@ -46,7 +46,7 @@ REASONS: Mapping[str, str] = {
     "LOW_COVERAGE": "too few pixels could be measured",
     "INCONSISTENT_CODE": "the patterns contradict each other",
     "NO_TRAY": "the plane of the tray was not found",
-    "UNSEEN_AREA": "a part was not seen from enough sides",
+    "UNSEEN_AREA": "an area of the tray was not seen",
     "TOO_FEW_POINTS": "a part has too few points to be read",
     "EMPTY_SCENE": "there is no part on the tray",
     "TOO_MANY_PARTS": "there are more parts than marks",
