@@ -31,8 +31,14 @@ from forge_station.contract.catalogue import WORKPIECES
 from forge_station.contract.views import MARKS, NANO_LAYOUT, VIEWS
 from training import nano, pack
 from training.pools import SheetPool, SurfacePool
+from training.synth import PROMISED_SURFACE
 
 TEXT_BATCH = 64
+DEFECT_SIZES = (
+    "of the part length: crack 4.2-7.3 % wide and 35-60 % long, cut 10-22 % deep, deformation "
+    "14-28 %, dent 13-22 % in radius; on the front, side or top that the views show"
+)
+"""The stated sizes of `forge_station.sim.defects`, for the model card."""
 
 
 class AuxiliaryHeads(nn.Module):
@@ -345,6 +351,8 @@ def train(args: argparse.Namespace) -> None:
         "none_weight": pack.NONE_WEIGHT,
         "train_sheets": len(sheets),
         "train_surfaces": len(surfaces),
+        "surface_promised_for": ", ".join(PROMISED_SURFACE),
+        "defect_sizes": DEFECT_SIZES,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "validation": validate(trainer, *held, count=1000),
     }
