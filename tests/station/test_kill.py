@@ -79,20 +79,19 @@ def test_every_inspected_part_arrives_though_broker_and_station_are_killed(
         with Listener(config.mqtt, client_id="mes", statuses=False, repeats=True) as listener:
             thread = threading.Thread(target=collect, args=(listener,))
             thread.start()
-            first = start(station_file, repository, 20)
             serials = []
-            for serial in parts_of(first):
-                serials.append(serial)
-                if len(serials) == 2:
-                    broker.close()
-                if len(serials) == 3:
-                    broker.start()
-                if len(serials) == 4:
-                    first.send_signal(signal.SIGKILL)
-                    break
-            first.wait()
-            second = start(station_file, repository, 2)
-            again, _ = second.communicate(timeout=90)
+            with start(station_file, repository, 20) as first:
+                for serial in parts_of(first):
+                    serials.append(serial)
+                    if len(serials) == 2:
+                        broker.close()
+                    if len(serials) == 3:
+                        broker.start()
+                    if len(serials) == 4:
+                        first.send_signal(signal.SIGKILL)
+                        break
+            with start(station_file, repository, 2) as second:
+                again, _ = second.communicate(timeout=90)
             assert second.returncode == 0, again
             stop.set()
             thread.join()
