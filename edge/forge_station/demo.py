@@ -20,6 +20,7 @@ from forge_station.capture.base import Scanner, Trigger
 from forge_station.capture.replay import ReplayScanner
 from forge_station.config import ReplayScanner as ReplayConfig
 from forge_station.config import SimScanner, StationConfig
+from forge_station.contract.catalogue import CATALOGUE
 from forge_station.contract.spec import Product
 from forge_station.contract.verdict import Outcome, Verdict
 from forge_station.errors import ConfigError
@@ -39,6 +40,14 @@ class SimulatedLine:
     settings: SimScanner
     trays: dict[str, Any] = field(default_factory=dict)
     scanners: dict[str, Any] = field(default_factory=dict)
+
+    def warm_up(self) -> None:
+        """Compile the simulator's loops (seconds, on the first run only) before a part waits."""
+        from forge_station.sim import fasteners, scanner
+
+        part = fasteners.build(CATALOGUE[0])
+        pose = scanner.rig(0.3, image_size=(64, 64))[0]
+        scanner.simulate([part], pose, np.random.default_rng(0), exposures=(1.0,))
 
     def triggers(self, count: int, first: int = 1) -> Iterator[Trigger]:
         """One trigger a part; products in turn, right and wrong trays at random."""
@@ -94,6 +103,9 @@ class Recorded:
     trays: dict[str, Any] = field(default_factory=dict)
     scanner: ReplayScanner | None = None
 
+    def warm_up(self) -> None:
+        """Nothing to prepare: recordings are read when their trigger comes."""
+
     def triggers(self, count: int, first: int = 1) -> Iterator[Trigger]:
         products = self.config.line.products
         for number in range(first, first + count):
@@ -148,6 +160,7 @@ def run(config: StationConfig, count: int, out: TextIO = sys.stdout, *, store: b
             f"{manifest.version} ({manifest.precision}, {inspector.model.provider})",
             file=out,
         )
+        line.warm_up()
         done = []
         for part in station.run(line.triggers(count, first)):
             done.append(part)
