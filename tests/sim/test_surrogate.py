@@ -149,10 +149,11 @@ def model_of(name: str) -> PartModel:
 def test_statistics_agree_with_the_decoded_simulation():
     """The same meshes through images, decoder and separation, and through the stand-in.
 
-    Measured: fills within 0.02, noise 0.8 to 1.3 times that of the simulation.
+    Measured: fills within 0.02, noise 0.8 to 1.3 times, points 1.0 to 1.05 times those of the
+    simulation.
     """
     rng = np.random.default_rng(11)
-    fill_gaps, noise_ratios = [], []
+    fill_gaps, noise_ratios, count_ratios = [], [], []
     for name in PARTS:
         mesh = rest_pose.rest(fasteners.build(model_of(name), rng), rng)
         rig = scanner.rig(scanner.scale_for(*mesh.extents().tolist()))
@@ -165,6 +166,9 @@ def test_statistics_agree_with_the_decoded_simulation():
         fake = in_tray_frame(pose.align(found[found[:, 2] > 0.5 * pixel], pixel, poses=len(rig)))
         fill_gaps.append(fills(fake, mesh) - fills(real, mesh))
         noise_ratios.append(robust_noise(fake, mesh) / robust_noise(real, mesh))
+        count_ratios.append(len(fake) / len(real))
     assert np.abs(fill_gaps).max() < 0.05
     assert min(noise_ratios) > 0.5
     assert max(noise_ratios) < 2.0
+    assert min(count_ratios) > 0.9
+    assert max(count_ratios) < 1.15

@@ -106,23 +106,24 @@ RUN = [
     done("3", Outcome.PASS, 30.0),
     done("4", Outcome.FAIL, 40.0),
     done("5", Outcome.UNSURE, 50.0),
+    done("6", Outcome.UNSURE, 60.0),
 ]
-TRUTH = {serial: tray("right" if serial in "12" else "dent") for serial in "12345"}
+TRUTH = {serial: tray("right" if serial in "126" else "dent") for serial in "123456"}
 
 
 def test_overkill_is_a_good_part_failed_and_an_escape_a_bad_one_passed():
-    found = demo.summary(RUN, TRUTH, published=5, acked=4)
+    found = demo.summary(RUN, TRUTH, published=6, acked=4)
     assert (found["overkill"], found["escapes"]) == (1, 1)
-    assert found["outcomes"] == {"PASS": 2, "FAIL": 2, "UNSURE": 1, "ERROR": 0}
-    assert (found["parts"], found["published"], found["acked"]) == (5, 5, 4)
+    assert found["outcomes"] == {"PASS": 2, "FAIL": 2, "UNSURE": 2, "ERROR": 0}
+    assert (found["parts"], found["published"], found["acked"]) == (6, 6, 4)
     assert found["latency_ms"]["p50"] == 30.0
-    assert found["latency_ms"]["stages"]["read"]["p95"] == 25.0
+    assert found["latency_ms"]["stages"]["read"]["p95"] == 30.0
 
 
 def test_the_table_counts_outcomes_against_the_truth():
     lines = demo.table(RUN, TRUTH).splitlines()
     assert lines[1].split() == ["truth", "PASS", "FAIL", "UNSURE", "ERROR"]
-    assert lines[2].split() == ["right", "1", "1", "-", "-"]
+    assert lines[2].split() == ["right", "1", "1", "1", "-"]
     assert lines[3].split() == ["dent", "1", "1", "1", "-"]
     assert "overkill 1   escapes 1" in lines
     assert "truth" not in demo.table(RUN, {}), "recorded parts have none"

@@ -143,6 +143,16 @@ def test_a_few_flagged_points_do_not_make_a_cell():
     assert synth.truth_grid(part, np.zeros_like(flagged), 32.0 / 224, box).sum() == 0
 
 
+@pytest.mark.parametrize(("share", "cells"), [(0.3, 0), (0.7, 1)])
+def test_a_pixel_is_defective_when_most_of_its_points_are(share, cells):
+    part = synth.pose.align(plate(0.05), 0.1, poses=4)
+    here = part.points
+    flagged = (np.abs(here[:, 0] - 7) < 1) & (np.abs(here[:, 1] - 11) < 1) & (here[:, 2] > 3.5)
+    flagged &= rng(4).random(len(flagged)) < share
+    box = sheet.Box((-16.0, -16.0, 0.0), (16.0, 16.0, 4.0))
+    assert synth.truth_grid(part, flagged.astype(np.float32), 32.0 / 224, box).sum() == cells
+
+
 def test_flags_stay_with_their_points_when_flying_points_are_dropped():
     points = plate(0.2)
     flying = rng(1).uniform((-30, -30, 8), (30, 30, 40), (40, 3)).astype(np.float32)
