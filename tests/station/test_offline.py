@@ -28,11 +28,6 @@ from forge_station.geometry import cloud_io
 from forge_station.sim import fasteners, scanner
 from tests import nano_checkpoint
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-SHIPPED = Path(__file__).parents[2] / "station_config" / "demo" / "bundle"
-realdata = pytest.mark.realdata
-with_data = pytest.mark.skipif(not DATA.is_dir(), reason="recorded data not beside the checkout")
-
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory) -> Path:
@@ -585,46 +580,3 @@ def test_a_stack_of_another_calibration_is_an_error(inspector, recording):
     given = sources.Stacks((replace(first, calibration_digest="f" * 64),), known.calibrations, "x")
     with pytest.raises(StationError, match="taken with calibration ffffffffffff"):
         intake.from_stacks(inspector, given, intake.job_of("x", intake.Request(sources.Options())))
-
-
-# ---------------------------------------------------------------- real data
-
-
-@realdata
-@with_data
-def test_the_real_capture_is_decoded_and_never_passes(bundle, tmp_path, capsys):
-    folder = DATA / "procam_capture"
-    words = [folder / "capture_0", "--calibration", folder / "calibration_result.xml"]
-    words += ["--code-step", 2, "--codes", "1024x768", "--bundle", bundle, "--out", tmp_path]
-    assert offline.run(command(*words)) in (2, 3)
-    verdict = Verdict.from_dict(json.loads(capsys.readouterr().out))
-    assert verdict.outcome.value in ("UNSURE", "ERROR")
-    assert verdict.reasons
-    assert verdict.scan.points > 300_000
-    assert verdict.scan.quality["plane_points"] > 200_000
-    assert 1.0 < verdict.scan.quality["plane_residual_std_mm"] < 5.5
-    assert verdict.scan.quality["reprojection_px"] < 1.5
-    assert (tmp_path / "capture_0.png").is_file()
-
-
-@realdata
-@with_data
-@pytest.mark.parametrize("name", ["bolt_m8_loose", "bolt_m16_loose"])
-def test_foreign_meshes_are_measured_in_views_of_a_decoded_scan(inspector, name):
-    verdict = inspected(inspector, DATA / "factory_meshes" / f"factory_{name}.obj")
-    assert "taken as metre" in verdict.scan.source
-    assert "scanned by the simulated head from 4 poses and decoded" in verdict.scan.source
-    expected = {"bolt_m8_loose": 27.2, "bolt_m16_loose": 43.7}[name]
-    assert verdict.parts[0].size_mm[0] == pytest.approx(expected, abs=0.6)
-
-
-@realdata
-@with_data
-@pytest.mark.skipif(not SHIPPED.is_dir(), reason="the trained bundle is not there")
-def test_the_size_of_foreign_meshes_is_read_right(tmp_path, capsys):
-    meshes = sorted((DATA / "factory_meshes").glob("*.obj"))
-    offline.run(command(*meshes, "--bundle", SHIPPED, "--out", tmp_path))
-    for line, mesh in zip(capsys.readouterr().out.splitlines(), meshes, strict=True):
-        size = re.search(r"_(m\d+)_", mesh.name)[1].upper()
-        (part,) = json.loads(line)["parts"]
-        assert part["model_number"].split("x")[0] == size, (mesh.name, part)
