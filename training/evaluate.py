@@ -26,19 +26,19 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from forge_station import checks, pipeline
-from forge_station.checks import MarksRead, SurfaceRead, Thresholds
+from forge_station.checks import MarksRead, SurfaceRead
 from forge_station.contract import grid as grids
 from forge_station.contract import record, spec, tasks
 from forge_station.contract.spec import Product, Reading
 from forge_station.contract.verdict import PartReading, combine
 from forge_station.contract.views import MARKS, VIEWS, Layout
-from forge_station.errors import BundleError, InputError, StationError
+from forge_station.errors import InputError, StationError
 from forge_station.geometry import gauge, sheet, view_images
 from forge_station.geometry.gauge import Size
 from forge_station.geometry.pose import PartCloud
+from forge_station.opening import open_inspector
 from forge_station.pipeline import Inspector, Job
 from forge_station.timing import Stopwatch
-from forge_station.vlm.model import VisionLanguageModel
 from training import case_input, report, scoring
 from training.case_files import BadCase, Case, read_cases
 from training.case_input import Seen
@@ -58,22 +58,6 @@ class Settings:
     strict_first_letter: bool = False
     request: str = "joint"
     """The VIEScore2 request of surface cases: score, grid or joint."""
-
-
-def open_inspector(bundle: Path, *, threads: int = 1) -> Inspector:
-    """The bundle's model with its own thresholds and layout; the caller closes `.model`."""
-    model = VisionLanguageModel.open(bundle, threads=threads)
-    numbers = model.manifest.model
-    try:
-        thresholds = Thresholds.read(model.manifest.thresholds)
-        layout = Layout(
-            cell=int(numbers.get("cell_px", Layout.cell)),
-            panel=int(numbers.get("panel_px", Layout.panel)),
-        )
-    except (StationError, TypeError, ValueError) as error:
-        model.close()
-        raise BundleError("the bundle's settings are not valid", which=bundle, got=error) from error
-    return Inspector(model, thresholds, layout)
 
 
 def run_case(inspector: Inspector, case: Case | BadCase, settings: Settings) -> Row:

@@ -20,7 +20,7 @@ from forge_station.config import SimScanner, StationConfig
 from forge_station.errors import ConfigError
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher
-from forge_station.station import Station, open_inspector
+from forge_station.station import Station, open_station_inspector
 from forge_station.timing import by_stage
 
 WARM_UP = 3
@@ -33,7 +33,7 @@ def run(config: StationConfig, count: int, out: TextIO = sys.stdout) -> int:
     line = demo.open_line(config)
     with tempfile.TemporaryDirectory() as folder:
         config = replace(config, outbox=Path(folder) / "outbox.sqlite", broker="none")
-        inspector = open_inspector(config)
+        inspector = open_station_inspector(config)
         try:
             with Outbox(config.outbox) as outbox:
                 publisher = Publisher(outbox, config.mqtt)

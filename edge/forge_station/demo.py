@@ -26,7 +26,7 @@ from forge_station.contract.verdict import Outcome, Verdict
 from forge_station.errors import ConfigError
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher
-from forge_station.station import Done, Station, open_inspector
+from forge_station.station import Done, Station, open_station_inspector
 from forge_station.timing import by_stage
 
 _DRAIN_S = 20.0
@@ -139,7 +139,7 @@ def run(config: StationConfig, count: int, out: TextIO = sys.stdout, *, store: b
             broker = stack.enter_context(EmbeddedBroker(config.mqtt.host, config.mqtt.port))
             config = replace(config, mqtt=replace(config.mqtt, port=broker.port))
             print(f"demo broker on {broker.host}:{broker.port} (MQTT 5)", file=out)
-        inspector = open_inspector(config)
+        inspector = open_station_inspector(config)
         stack.callback(inspector.model.close)
         outbox = stack.enter_context(Outbox(config.outbox))
         first = 1 + outbox.last_seq("verdict")

@@ -13,17 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from forge_station import evidence, intake, sources
-from forge_station.checks import Thresholds
 from forge_station.config import load_line
 from forge_station.contract.spec import Product
 from forge_station.contract.verdict import Outcome, worst
-from forge_station.contract.views import Layout
-from forge_station.errors import BundleError, ConfigError, StationError
+from forge_station.errors import ConfigError
 from forge_station.geometry import forge_style, picture
-from forge_station.pipeline import Inspector
+from forge_station.opening import open_inspector
 from forge_station.sources import Options
 from forge_station.vlm.engine import AUTO
-from forge_station.vlm.model import VisionLanguageModel
 
 EXIT_CODES: Mapping[Outcome, int] = {
     Outcome.PASS: 0,
@@ -164,26 +161,6 @@ def _write_forge_style(path: Path, found: intake.Found) -> None:
         path.write_bytes(picture.encode(forge_style.composite(placed)))
     except OSError as error:
         print(f"forge-station: {path} not written: {error.strerror}", file=sys.stderr)
-
-
-def open_inspector(bundle: Path, *, threads: int = 2, provider: str = AUTO) -> Inspector:
-    """The bundle's model with its own thresholds and layout. The caller closes `.model`.
-
-    Raises BundleError for a bundle that is incomplete, edited or of another contract.
-    """
-    model = VisionLanguageModel.open(bundle, threads=threads, provider=provider)
-    try:
-        thresholds = Thresholds.read(model.manifest.thresholds)
-        layout = Layout(
-            cell=int(model.manifest.model.get("cell_px", Layout.cell)),
-            panel=int(model.manifest.model.get("panel_px", Layout.panel)),
-        )
-    except (StationError, TypeError, ValueError) as error:
-        model.close()
-        raise BundleError(
-            "the bundle's settings are not valid", which=bundle / "manifest.json", got=error
-        ) from error
-    return Inspector(model, thresholds, layout)
 
 
 def _product(line: Path | None, part_number: str | None) -> tuple[Product | None, str]:

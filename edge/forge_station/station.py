@@ -14,7 +14,6 @@ from pathlib import Path
 
 from forge_station import evidence, version
 from forge_station.capture.base import Scanner, Trigger
-from forge_station.checks import Thresholds
 from forge_station.config import StationConfig
 from forge_station.contract.verdict import Verdict
 from forge_station.errors import InputError, StationError
@@ -22,9 +21,9 @@ from forge_station.mes import payloads, report
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher
 from forge_station.mes.stamp import utc_now, uuid7
+from forge_station.opening import open_inspector
 from forge_station.pipeline import Inspection, Inspector, Job
 from forge_station.timing import Stopwatch
-from forge_station.vlm.model import VisionLanguageModel
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +41,15 @@ class Done:
     warnings: tuple[str, ...]
 
 
-def open_inspector(config: StationConfig) -> Inspector:
-    """Load the bundle of a station. The caller closes `inspector.model`."""
-    model = VisionLanguageModel.open(
-        config.bundle, threads=config.runtime.threads, provider=config.runtime.provider
+def open_station_inspector(config: StationConfig) -> Inspector:
+    """The inspector of a station file. The caller closes `inspector.model`."""
+    return open_inspector(
+        config.bundle,
+        overrides=config.thresholds,
+        threads=config.runtime.threads,
+        provider=config.runtime.provider,
+        time_budget_s=config.runtime.time_budget_s,
     )
-    try:
-        thresholds = Thresholds.read(model.manifest.thresholds, config.thresholds)
-    except StationError:
-        model.close()
-        raise
-    return Inspector(model, thresholds, time_budget_s=config.runtime.time_budget_s)
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,11 @@ class Station:
         picture = None
         if self.store:
             try:
-                stored = evidence.store(self.config.evidence, replace(found, verdict=verdict))
+                stored = evidence.store(
+                    self.config.evidence,
+                    replace(found, verdict=verdict),
+                    self.inspector.layout,
+                )
                 picture, warnings = stored.picture, stored.warnings
             except Exception as error:  # the verdict is out; a fault of the drawing stops nothing
                 log.exception("part %s: the picture failed", trigger.serial)

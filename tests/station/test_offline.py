@@ -25,6 +25,7 @@ from forge_station.contract.catalogue import CATALOGUE, by_id
 from forge_station.contract.verdict import Verdict, unknown_reasons
 from forge_station.errors import StationError
 from forge_station.geometry import cloud_io
+from forge_station.opening import open_inspector
 from forge_station.sim import fasteners, scanner
 from tests import nano_checkpoint
 
@@ -48,7 +49,7 @@ def bundle(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def inspector(bundle):
-    opened = offline.open_inspector(bundle, threads=1)
+    opened = open_inspector(bundle, threads=1)
     with opened.model:
         yield opened
 

@@ -26,7 +26,7 @@ from forge_station.mes.publisher import Publisher
 from forge_station.mes.topics import MqttConfig
 from forge_station.pipeline import Inspection, Inspector, Job
 from forge_station.sim import fasteners, rest_pose, scanner
-from forge_station.station import Done, Station, open_inspector
+from forge_station.station import Done, Station, open_station_inspector
 from forge_station.timing import Stopwatch
 from tests.station.fake_model import FakeModel, part_cloud
 
@@ -318,7 +318,7 @@ def test_a_dark_scan_is_an_error_not_a_pass(bench):
 
 def test_a_station_without_its_bundle_says_so_before_the_first_part(bench):
     with pytest.raises(BundleError, match="bundle"):
-        open_inspector(bench.config())
+        open_station_inspector(bench.config())
 
 
 def test_done_is_what_a_line_of_the_demo_needs(bench):

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from export.bundle import Release, write_bundle
+from forge_station.opening import open_inspector
 from forge_station.pipeline import Inspector
 from tests import nano_checkpoint
 from training.case_files import TASKS
 from training.cases import write_cases
-from training.evaluate import open_inspector
 
 SEED = 4711
 
