@@ -35,8 +35,8 @@ from forge_station.contract.views import MARKS, VIEWS
 from forge_station.geometry import pose, scene
 from forge_station.sim import defects, fasteners, layout, rest_pose, scanner, trays
 from forge_station.sim.mesh import Mesh, sample_surface
-from training.case_files import FILE, TASKS, Case, CaseInput, Task, Truth, write_line
-from training.truth import Wrong, defect_flags, surface_truth, wrong
+from training.evaluation.case_files import FILE, TASKS, Case, CaseInput, Task, Truth, write_line
+from training.evaluation.truth import Wrong, defect_flags, surface_truth, wrong
 
 TRAINING_SEEDS = (0, 900000)
 CLEAN_SHARE = 0.3

@@ -39,11 +39,11 @@ from forge_station.geometry.pose import PartCloud
 from forge_station.opening import open_inspector
 from forge_station.pipeline import Inspector, Job
 from forge_station.timing import Stopwatch
-from training import case_input, report, scoring
-from training.case_files import BadCase, Case, read_cases
-from training.case_input import Seen
-from training.scoring import Cell, MarkRow, Row
-from training.truth import defect_flags, surface_truth, wrong
+from training.evaluation import case_input, report, scoring
+from training.evaluation.case_files import BadCase, Case, read_cases
+from training.evaluation.case_input import Seen
+from training.evaluation.scoring import Cell, MarkRow, Row
+from training.evaluation.truth import defect_flags, surface_truth, wrong
 
 _MODEL_STAGES = ("read", "judge", "surface")
 # What a damaged or absurd file can raise beyond the station's own errors.

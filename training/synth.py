@@ -30,7 +30,7 @@ from forge_station.contract.views import NANO_LAYOUT, VIEWS
 from forge_station.geometry import gauge, pose, render, sheet
 from forge_station.sim import defects, fasteners, layout, rest_pose, scanner, surrogate, trays
 from forge_station.sim.mesh import Mesh, concat
-from training.pools import write_shard
+from training.nano.pools import write_shard
 
 SHARD = 250
 PROMISED_SURFACE = (

@@ -209,7 +209,7 @@ def test_the_command_prints_one_json_line_last(tmp_path, checkpoint, monkeypatch
 
 def test_the_verify_command_passes_on_its_own_bundle(tmp_path, monkeypatch, capsys):
     from export import verify
-    from training import nano as training_nano
+    from training.nano import model as training_nano
 
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)

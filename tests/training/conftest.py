@@ -10,8 +10,8 @@ from export.bundle import Release, write_bundle
 from forge_station.opening import open_inspector
 from forge_station.pipeline import Inspector
 from tests import nano_checkpoint
-from training.case_files import TASKS
 from training.cases import write_cases
+from training.evaluation.case_files import TASKS
 
 SEED = 4711
 

@@ -13,7 +13,7 @@ from forge_station.contract.spec import Reading
 from forge_station.geometry import cloud_io, gauge, scene
 from tests.training.conftest import SEED
 from training import cases
-from training.case_files import FILE, Case, read_cases
+from training.evaluation.case_files import FILE, Case, read_cases
 
 
 def read(folder: Path) -> list[Case]:

@@ -15,7 +15,7 @@ from forge_station.contract.catalogue import CATALOGUE, WORKPIECES, by_id
 from forge_station.contract.views import NANO_LAYOUT
 from forge_station.geometry import sheet
 from training import synth
-from training.pools import SheetPool, SurfacePool
+from training.nano.pools import SheetPool, SurfacePool
 
 CELL = NANO_LAYOUT.cell
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forge_station.geometry import pose
-from training.truth import Wrong, defect_flags, surface_truth, wrong
+from training.evaluation.truth import Wrong, defect_flags, surface_truth, wrong
 
 NUT, BOLT, WASHER, PIN = "hex_nut M8", "hex_bolt M8x30", "flat_washer M8", "pin 6x20"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge_station.errors import InputError
-from training.case_files import FILE, BadCase, Case, read_cases, write_line
+from training.evaluation.case_files import FILE, BadCase, Case, read_cases, write_line
 
 PRODUCT = {"part_number": "B", "kind": "batch", "checks": ["workpiece"], "parts": {"hex_nut M8": 3}}
 GOOD: dict[str, Any] = {

@@ -20,7 +20,7 @@ import torch
 
 from forge_station.contract import tasks
 from forge_station.contract.catalogue import CATALOGUE
-from training import nano
+from training.nano import model as nano
 
 IGNORE = -100
 NONE_WEIGHT = 0.25

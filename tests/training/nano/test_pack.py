@@ -12,7 +12,8 @@ pytest.importorskip("torch", reason="training needs the extra training")
 from forge_station.contract import spec, tasks
 from forge_station.contract.spec import Product, Reading
 from forge_station.contract.views import MARKS, NANO_LAYOUT, VIEWS
-from training import nano, pack
+from training.nano import model as nano
+from training.nano import pack
 
 NUT, BIG, BOLT, PIN = "hex_nut M8", "hex_nut M10", "hex_bolt M8x30", "pin 6x20"
 READINGS = {"A": NUT, "B": BOLT, "C": NUT}

@@ -16,9 +16,10 @@ import torch
 
 from forge_station.contract import tasks
 from forge_station.contract.views import MARKS
-from tests.training.tiny_pools import write_pools
-from training import nano, pack, sft
-from training.pools import SheetPool, SurfacePool
+from tests.training.nano.tiny_pools import write_pools
+from training.nano import model as nano
+from training.nano import pack, sft
+from training.nano.pools import SheetPool, SurfacePool
 
 
 @pytest.fixture(scope="module")

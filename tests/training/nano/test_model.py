@@ -17,7 +17,8 @@ from forge_station.contract import tasks
 from forge_station.contract.catalogue import CATALOGUE, WORKPIECES
 from forge_station.contract.views import MARKS, NANO_LAYOUT
 from forge_station.vlm.preprocess import VisionGeometry, mrope_positions, normalised_patches
-from training import nano, pack
+from training.nano import model as nano
+from training.nano import pack
 
 GEOMETRY = VisionGeometry(nano.PATCH, nano.MERGE, 2, nano.WINDOW)
 

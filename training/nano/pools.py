@@ -6,6 +6,7 @@ killed writer leaves no half shard. Pools may grow while they are read.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from forge_station.contract import tasks
 from forge_station.contract.catalogue import CATALOGUE, WORKPIECES
 from forge_station.contract.views import MARKS, NANO_LAYOUT, VIEWS
 from forge_station.geometry import sheet
-from training import pack
+from training.nano import pack
 
 _WORKPIECE_OF = np.array([WORKPIECES.index(model.workpiece) for model in CATALOGUE])
 
@@ -71,16 +72,26 @@ class SheetBatch:
 
 @dataclass(frozen=True)
 class SheetPool:
-    """Marks sheets: parts stand in columns 0..n-1; `batch` shuffles letters and columns."""
+    """Marks sheets: parts stand in columns 0..n-1; `batch` shuffles letters and columns.
+
+    `kept` are the samples it offers, `parts` the catalogue numbers its text-only readings draw on.
+    """
 
     shards: _Shards
+    kept: np.ndarray
+    parts: np.ndarray
 
     @classmethod
-    def open(cls, data: Path, name: str) -> SheetPool:
-        return cls(_open(data, name))
+    def open(cls, data: Path, name: str, without: Collection[str] = ()) -> SheetPool:
+        """`without`: workpieces that training must not see; samples that show one are left out."""
+        shards = _open(data, name)
+        barred = np.isin(_WORKPIECE_OF, [WORKPIECES.index(name) for name in without])
+        part = shards.meta["part"]
+        kept = np.flatnonzero(~((part >= 0) & barred[part]).any(axis=1))
+        return cls(shards, kept, np.flatnonzero(~barred))
 
     def __len__(self) -> int:
-        return len(self.shards)
+        return len(self.kept)
 
     def batch(self, index: np.ndarray, rng: np.random.Generator) -> SheetBatch:
         layout, meta = NANO_LAYOUT, self.shards.meta
@@ -89,7 +100,7 @@ class SheetPool:
         letters = np.full((len(index), layout.columns), len(MARKS), np.int64)
         pieces = np.full((len(index), layout.columns), -1, np.int64)
         packed = []
-        for row, i in enumerate(index.tolist()):
+        for row, i in enumerate(self.kept[index].tolist()):
             stored = self.shards.image(i)
             count = int(meta["count"][i])
             order, columns = rng.permutation(count), rng.permutation(layout.columns)[:count]
@@ -126,10 +137,10 @@ class SheetPool:
         meta = self.shards.meta
         for _ in range(count):
             if rng.random() < 0.5:
-                i = int(rng.integers(len(self)))
+                i = int(self.kept[rng.integers(len(self))])
                 parts = [int(p) for p in meta["part"][i] if p >= 0]
             else:
-                kinds = rng.integers(0, len(CATALOGUE), int(rng.integers(1, 5)))
+                kinds = rng.choice(self.parts, int(rng.integers(1, 5)))
                 parts = [int(p) for p in rng.choice(kinds, int(rng.integers(2, 7)))]
             rng.shuffle(parts)
             out.append({MARKS[i]: pack.PART_IDS[part] for i, part in enumerate(parts)})

@@ -1,6 +1,6 @@
 """Figures of an evaluation as a table for people: value, 95 % interval, n, baselines beside them.
 
-Knows the names of figures, not how they come about (see `training.scoring`).
+Knows the names of figures, not how they come about (see `training.evaluation.scoring`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from training.case_files import TASKS
+from training.evaluation.case_files import TASKS
 
 LABELS: Mapping[str, str] = {
     "count_right": "number of parts right",

@@ -13,9 +13,10 @@ from forge_station.contract import tasks
 from forge_station.contract.catalogue import CATALOGUE, WORKPIECES
 from forge_station.contract.views import MARKS, NANO_LAYOUT
 from forge_station.geometry import sheet
-from tests.training.tiny_pools import SAMPLES, write_sheets, write_surfaces
-from training import nano, pack
-from training.pools import SheetPool, SurfacePool
+from tests.training.nano.tiny_pools import SAMPLES, write_sheets, write_surfaces
+from training.nano import model as nano
+from training.nano import pack
+from training.nano.pools import SheetPool, SurfacePool
 
 CELL, STRIP = NANO_LAYOUT.cell, NANO_LAYOUT.strip
 WORDS = nano.vocabulary()

@@ -9,7 +9,7 @@ import numpy as np
 from forge_station.contract import tasks
 from forge_station.contract.catalogue import CATALOGUE
 from forge_station.contract.views import NANO_LAYOUT
-from training.pools import write_shard
+from training.nano.pools import write_shard
 
 SAMPLES = 8
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from training import report, scoring
-from training.scoring import MarkRow, Row
+from training.evaluation import report, scoring
+from training.evaluation.scoring import MarkRow, Row
 
 
 def row(**fields: Any) -> Row:

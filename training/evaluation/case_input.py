@@ -25,7 +25,7 @@ from forge_station.geometry.gauge import Size
 from forge_station.geometry.pose import PartCloud
 from forge_station.geometry.problem import Problem
 from forge_station.geometry.view_images import ByteImage
-from training.case_files import Case
+from training.evaluation.case_files import Case
 
 Views = Mapping[str, ByteImage]
 # Uncertainty of the size of a part on a photo: nothing is known, so nothing is contradicted.

@@ -20,9 +20,9 @@ from forge_station.pipeline import Inspector
 from forge_station.sim import fasteners, rest_pose, scanner
 from forge_station.sim.mesh import Mesh, sample_surface
 from training import evaluate
-from training.case_files import FILE, BadCase, read_cases
 from training.evaluate import Settings, run_case
-from training.scoring import Row
+from training.evaluation.case_files import FILE, BadCase, read_cases
+from training.evaluation.scoring import Row
 
 NUT = "hex_nut M8"
 SINGLE = {"part_number": "N", "kind": "single", "checks": ["workpiece"], "parts": {NUT: 1}}

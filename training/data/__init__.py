@@ -1,0 +1,1 @@
+"""Training examples: one format, loaders for what exists already, guards against leaks."""

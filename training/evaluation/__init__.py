@@ -1,0 +1,1 @@
+"""Cases, their truth, the figures of an evaluation and how they are shown."""

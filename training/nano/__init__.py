@@ -1,0 +1,1 @@
+"""The nano model: architecture, tokenizer, packed sequences and its own fast training on a CPU."""
