@@ -100,6 +100,6 @@ def test_kits_have_every_fault_about_equally_often() -> None:
 
 
 def test_the_promised_workpieces_are_those_of_training() -> None:
-    from training import synth
+    from training.data import surface_samples
 
-    assert cases.SURFACE_WORKPIECES == synth.PROMISED_SURFACE
+    assert cases.SURFACE_WORKPIECES == surface_samples.PROMISED_SURFACE

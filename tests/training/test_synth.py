@@ -15,6 +15,7 @@ from forge_station.contract.catalogue import CATALOGUE, WORKPIECES, by_id
 from forge_station.contract.views import NANO_LAYOUT
 from forge_station.geometry import sheet
 from training import synth
+from training.data import sheet_samples, surface_samples
 from training.nano.pools import SheetPool, SurfacePool
 
 CELL = NANO_LAYOUT.cell
@@ -27,7 +28,7 @@ def rng(*seed: int) -> np.random.Generator:
 def test_a_batch_has_one_odd_part_in_half_of_the_cases():
     odd = 0
     for seed in range(200):
-        parts = [part.id for part in synth.plan_batch(rng(seed)).parts]
+        parts = [part.id for part in sheet_samples.plan_batch(rng(seed)).parts]
         counts = Counter(parts).most_common()
         assert 3 <= len(parts) <= 6
         assert len(counts) == 1 or (len(counts) == 2 and counts[1][1] == 1)
@@ -37,11 +38,13 @@ def test_a_batch_has_one_odd_part_in_half_of_the_cases():
 
 def test_an_odd_part_can_be_asked_for():
     for seed in range(20):
-        assert len(set(synth.plan_batch(rng(seed), odd=False).parts)) == 1
-        assert len(set(synth.plan_batch(rng(seed), odd=True).parts)) == 2
+        assert len(set(sheet_samples.plan_batch(rng(seed), odd=False).parts)) == 1
+        assert len(set(sheet_samples.plan_batch(rng(seed), odd=True).parts)) == 2
 
 
-@pytest.mark.parametrize(("plan", "least"), [(synth.plan_kit, 2), (synth.plan_inventory, 1)])
+@pytest.mark.parametrize(
+    ("plan", "least"), [(sheet_samples.plan_kit, 2), (sheet_samples.plan_inventory, 1)]
+)
 def test_kits_and_inventories_have_up_to_six_parts_of_many_kinds(plan, least):
     kinds, sizes = set(), set()
     for seed in range(150):
@@ -55,25 +58,27 @@ def test_kits_and_inventories_have_up_to_six_parts_of_many_kinds(plan, least):
 def test_parts_of_a_kit_share_their_nominal_size_but_for_a_stranger():
     same = 0
     for seed in range(60):
-        sizes = Counter(part.dims.get("d") for part in synth.plan_kit(rng(seed, 2)).parts)
+        sizes = Counter(part.dims.get("d") for part in sheet_samples.plan_kit(rng(seed, 2)).parts)
         same += sizes.most_common(1)[0][1] >= len(list(sizes.elements())) - 1
     assert same > 50
 
 
 def test_the_surface_check_sees_mostly_the_promised_workpieces():
-    drawn = Counter(synth.surface_part(rng(seed, 3)).workpiece for seed in range(300))
-    promised = sum(drawn[name] for name in synth.PROMISED_SURFACE)
+    drawn = Counter(surface_samples.surface_part(rng(seed, 3)).workpiece for seed in range(300))
+    promised = sum(drawn[name] for name in surface_samples.PROMISED_SURFACE)
     assert 230 < promised < 300
-    assert set(synth.PROMISED_SURFACE) <= set(drawn)
+    assert set(surface_samples.PROMISED_SURFACE) <= set(drawn)
 
 
 @pytest.fixture(scope="module")
-def kit() -> synth.ScenePlan:
-    return synth.ScenePlan("kit", tuple(map(by_id, ("hex_nut M8", "hex_bolt M8x30", "pin 6x20"))))
+def kit() -> sheet_samples.ScenePlan:
+    return sheet_samples.ScenePlan(
+        "kit", tuple(map(by_id, ("hex_nut M8", "hex_bolt M8x30", "pin 6x20")))
+    )
 
 
 def test_a_sheet_has_a_part_in_every_column_and_true_sizes(kit):
-    drawn, sizes = synth.make_sheet(kit, rng(5))
+    drawn, sizes = sheet_samples.make_sheet(kit, rng(5))
     assert drawn.image.shape == (*NANO_LAYOUT.sheet_size, 3)
     assert sizes.shape == (3, 3)
     for column in range(NANO_LAYOUT.columns):
@@ -84,13 +89,13 @@ def test_a_sheet_has_a_part_in_every_column_and_true_sizes(kit):
 
 
 def test_the_same_seed_gives_the_same_sheet(kit):
-    first, again, other = (synth.make_sheet(kit, rng(seed))[0].image for seed in (6, 6, 7))
+    first, again, other = (sheet_samples.make_sheet(kit, rng(seed))[0].image for seed in (6, 6, 7))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
 
 def test_a_whole_part_has_a_full_score_and_no_cell():
-    sample = synth.make_surface(by_id("hex_nut M10"), tasks.NORMAL, rng(8))
+    sample = surface_samples.make_surface(by_id("hex_nut M10"), tasks.NORMAL, rng(8))
     assert sample is not None
     assert sample.score == 10
     assert not sample.grid.any()
@@ -99,7 +104,9 @@ def test_a_whole_part_has_a_full_score_and_no_cell():
 
 @pytest.mark.parametrize("defect", tasks.DEFECT_CLASSES)
 def test_a_defect_has_cells_on_the_part_and_lowers_the_score(defect):
-    found = [synth.make_surface(by_id("hex_nut M10"), defect, rng(9, n)) for n in range(3)]
+    found = [
+        surface_samples.make_surface(by_id("hex_nut M10"), defect, rng(9, n)) for n in range(3)
+    ]
     seen = [sample for sample in found if sample is not None]
     assert seen, "three defects and none visible"
     panel = NANO_LAYOUT.panel
@@ -124,33 +131,35 @@ def plate(step: float = 0.1) -> np.ndarray:
 
 def test_truth_lies_in_the_cell_that_shows_the_flagged_points():
     points = plate()
-    part = synth.pose.align(points, 0.1, poses=4)
+    part = surface_samples.pose.align(points, 0.1, poses=4)
     box = sheet.Box((-16.0, -16.0, 0.0), (16.0, 16.0, 4.0))
     mm_per_px = 32.0 / NANO_LAYOUT.panel  # a cell is 2 mm
     here = part.points
     flagged = (np.abs(here[:, 0] - 7) < 1) & (np.abs(here[:, 1] - 11) < 1) & (here[:, 2] > 3.5)
-    truth = synth.truth_grid(part, flagged.astype(np.float32), mm_per_px, box)
+    truth = surface_samples.truth_grid(part, flagged.astype(np.float32), mm_per_px, box)
     assert [tuple(cell) for cell in np.argwhere(truth[2])] == [(2, 11)]
     assert not truth[1].any()
 
 
 def test_a_few_flagged_points_do_not_make_a_cell():
-    part = synth.pose.align(plate(), 0.1, poses=4)
+    part = surface_samples.pose.align(plate(), 0.1, poses=4)
     box = sheet.Box((-16.0, -16.0, 0.0), (16.0, 16.0, 4.0))
     flagged = np.zeros(len(part.points), np.float32)
     flagged[np.random.default_rng(0).integers(len(flagged), size=20)] = 1
-    assert synth.truth_grid(part, flagged, 32.0 / 224, box).sum() == 0
-    assert synth.truth_grid(part, np.zeros_like(flagged), 32.0 / 224, box).sum() == 0
+    assert surface_samples.truth_grid(part, flagged, 32.0 / 224, box).sum() == 0
+    assert surface_samples.truth_grid(part, np.zeros_like(flagged), 32.0 / 224, box).sum() == 0
 
 
 @pytest.mark.parametrize(("share", "cells"), [(0.3, 0), (0.7, 1)])
 def test_a_pixel_is_defective_when_most_of_its_points_are(share, cells):
-    part = synth.pose.align(plate(0.05), 0.1, poses=4)
+    part = surface_samples.pose.align(plate(0.05), 0.1, poses=4)
     here = part.points
     flagged = (np.abs(here[:, 0] - 7) < 1) & (np.abs(here[:, 1] - 11) < 1) & (here[:, 2] > 3.5)
     flagged &= rng(4).random(len(flagged)) < share
     box = sheet.Box((-16.0, -16.0, 0.0), (16.0, 16.0, 4.0))
-    assert synth.truth_grid(part, flagged.astype(np.float32), 32.0 / 224, box).sum() == cells
+    assert (
+        surface_samples.truth_grid(part, flagged.astype(np.float32), 32.0 / 224, box).sum() == cells
+    )
 
 
 def test_flags_stay_with_their_points_when_flying_points_are_dropped():
@@ -159,7 +168,7 @@ def test_flags_stay_with_their_points_when_flying_points_are_dropped():
     order = rng(2).permutation(len(points) + 40)
     mixed = np.concatenate([points, flying])[order]
     flagged = mixed[:, 0] > 12
-    part, flags = synth.align_with(mixed, flagged, 0.2, 4)
+    part, flags = surface_samples.align_with(mixed, flagged, 0.2, 4)
     assert len(part.points) == len(flags) < len(mixed)
     back = part.points @ part.tray_from_part[:3, :3].T + part.tray_from_part[:3, 3]
     assert np.array_equal(flags > 0, back[:, 0] > 12)

@@ -29,10 +29,10 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from forge_station.contract import tasks
 from forge_station.contract.catalogue import WORKPIECES
 from forge_station.contract.views import MARKS, NANO_LAYOUT, VIEWS
+from training.data.surface_samples import PROMISED_SURFACE
 from training.nano import model as nano
 from training.nano import pack
 from training.nano.pools import SheetPool, SurfacePool
-from training.synth import PROMISED_SURFACE
 
 TEXT_BATCH = 64
 DEFECT_SIZES = (

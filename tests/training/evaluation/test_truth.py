@@ -68,12 +68,12 @@ def test_a_clean_part_has_no_cells_and_the_best_score() -> None:
 
 def test_training_and_evaluation_mark_the_same_cells() -> None:
     from forge_station.geometry import sheet
-    from training import synth
+    from training.data import surface_samples
 
     points, defect = plate()
     part = pose.align(points[points[:, 2] > 1], 0.2)
     flags = defect_flags(part, points, defect)
-    picture, _ = sheet.surface_picture(part.points, synth.NANO_LAYOUT)
+    picture, _ = sheet.surface_picture(part.points, surface_samples.NANO_LAYOUT)
     box = sheet.robust_box(part.points)
-    expected = synth.truth_grid(part, flags, picture.mm_per_px, box)
+    expected = surface_samples.truth_grid(part, flags, picture.mm_per_px, box)
     assert np.array_equal(surface_truth(part, flags).cells, expected)

@@ -184,6 +184,7 @@ def arguments(data: Path, out: Path, minutes: float, **more: object) -> argparse
     defaults: dict[str, object] = {"data": data, "out": out, "minutes": minutes, "batch": 2}
     defaults |= {"surface": 0.5, "auxiliary": 0.5, "decay": 0.3, "every": 5.0, "validate": 4}
     defaults |= {"compile": False, "threads": 1, "seed": 0, "init": None, "resume": False}
+    defaults |= {"without": []}
     return argparse.Namespace(**{**defaults, **more})
 
 
