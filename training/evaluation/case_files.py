@@ -15,7 +15,7 @@ import yaml
 
 from forge_station.contract import catalogue, record, tasks
 from forge_station.contract.error import ContractError, Fault
-from forge_station.contract.record import Count, Limit, Score
+from forge_station.contract.record import Count, Limit, NotNegative, Score
 from forge_station.contract.spec import Product, parse_line
 from forge_station.contract.views import MARKS, VIEWS
 from forge_station.errors import InputError
@@ -111,6 +111,13 @@ class Truth:
     """View -> defective cells (row, column), 0-based from the upper left."""
     score: Score | None = None
     """Surface score 0..10; 10 is a perfect surface."""
+    defect_size_mm: NotNegative | None = None
+    """What was drawn or measured on the defect: its length (crack, cut), diameter (dent) or
+    deflection (deformation)."""
+    defect_size_px: NotNegative | None = None
+    """`defect_size_mm` in camera pixels of the scan."""
+    defect_extent_mm: NotNegative | None = None
+    """Longest distance within the surface that the defect changed and that is seen."""
     violations: Count | None = None
     """Number of parts that are wrong, extra or missing."""
     outcome: Literal["PASS", "FAIL"] | None = None
