@@ -241,7 +241,7 @@ def read_surface(
     text = explanation.explain_views(score, grids if looked else {}, "surface")
     reading = SurfaceReading(
         mark=mark,
-        defect_class=name,  # type: ignore[arg-type]
+        defect_class=name,
         probability=odds[name],
         probabilities=dict(odds),
         score=score,
@@ -345,8 +345,10 @@ def surface_result(
     limit = product.rules.min_surface_score
     for read in reads:
         mark, odds = read.reading.mark, read.defect_probability
-        worst = max(tasks.DEFECT_CLASSES, key=lambda name: read.probabilities[name])
-        code = f"SURFACE_{worst.upper()}"
+        defects = [name for name in read.probabilities if name != tasks.NORMAL]
+        worst = max(defects, key=lambda name: read.probabilities[name])
+        own = worst not in tasks.DEFECT_CLASSES
+        code = "SURFACE_DEFECT" if own else f"SURFACE_{worst.upper()}"
         if odds >= thresholds.defect_fail:
             fails.append(Reason(code, f"{mark}: {read.reading.explanation}", mark, odds))
         elif odds >= thresholds.defect_unsure:

@@ -10,11 +10,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from forge_station.contract import CONTRACT_VERSION, record
+from forge_station.contract import CONTRACT_VERSION, record, tasks
 from forge_station.contract.error import ContractError, Fault
 from forge_station.contract.record import Count, Limit
+from forge_station.contract.views import VISION_TOKEN_PX
 
 MANIFEST_NAME = "manifest.json"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,3}")
@@ -34,6 +35,60 @@ class FileEntry:
     @classmethod
     def of(cls, content: bytes) -> FileEntry:
         return cls(hashlib.sha256(content).hexdigest(), len(content))
+
+
+ClassName = Annotated[
+    str, Limit(pattern="[a-z][a-z_]{0,31}", meaning="1 to 32 lower-case letters or _")
+]
+PartName = Annotated[
+    str, Limit(pattern=r"\w[\w.-]{0,31}( \w[\w.-]{0,31}){0,3}", meaning="1 to 4 words")
+]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the model may answer on its line. The default is that of the three scan checks."""
+
+    classes: tuple[ClassName, ...] = tasks.SURFACE_CLASSES
+    """Surface classes; `normal`, the clean one, is among them."""
+    parts: tuple[PartName, ...] = ()
+    """What can stand at a mark, `none` for an empty place; empty: the parts of the catalogue."""
+
+    def __post_init__(self) -> None:
+        record.check(self)
+        faults = []
+        if tasks.NORMAL not in self.classes or len(self.classes) < 2:
+            allowed = f"{tasks.NORMAL} and one defect class or more"
+            faults.append(Fault("classes", ", ".join(self.classes) or "none", allowed))
+        for name in ("classes", "parts"):
+            words = getattr(self, name)
+            if len(set(words)) != len(words):
+                faults.append(Fault(name, ", ".join(words), "each word once"))
+        if faults:
+            raise ContractError("the vocabulary is not valid", faults=faults)
+
+
+@dataclass(frozen=True)
+class PhotoInput:
+    """The picture that a model trained on photos takes: size in pixels and what its channels are.
+
+    `rgb`: the colours. `detail`: of a grey surface the grey value, the local contrast and the fine
+    detail (`geometry.photo`).
+    """
+
+    height: int
+    width: int
+    channels: Literal["rgb", "detail"] = "rgb"
+
+    def __post_init__(self) -> None:
+        record.check(self)
+        faults = [
+            Fault(name, str(value), f"a multiple of {VISION_TOKEN_PX} px, at most 2044")
+            for name, value in (("height", self.height), ("width", self.width))
+            if value % VISION_TOKEN_PX or not 0 < value <= 2044
+        ]
+        if faults:
+            raise ContractError("the photo input is not valid", faults=faults)
 
 
 @dataclass(frozen=True)
@@ -62,6 +117,9 @@ class Manifest:
     """RFC 3339, UTC."""
     line: str = ""
     """Product line it was made for; empty: any."""
+    vocabulary: Vocabulary = Vocabulary()
+    photo: PhotoInput | None = None
+    """Not None: trained and released for photos. None: what it reads on a photo decides nothing."""
 
     def __post_init__(self) -> None:
         record.check(self)

@@ -61,6 +61,18 @@ def surface_facts(part: str, size: tuple[float, float, float], request: str = "j
     return f"surface {request}\n{part}\n{size_text(size)}"
 
 
+def photo_facts(part: str, request: str = "joint") -> str:
+    """User text beside a photo of a surface: nothing is measured on a photo."""
+    if request not in REQUESTS:
+        raise ValueError(f"surface request: expected one of {REQUESTS}, got {request!r}")
+    return f"surface {request}\n{part}"
+
+
+def positions_facts(marks: Sequence[str]) -> str:
+    """User text beside a photo with fixed places: `positions`, then their marks in order."""
+    return f"positions\n{' '.join(marks)}"
+
+
 def size_text(size: tuple[float, float, float]) -> str:
     """`30.1 13.0 6.8`: millimetres with one decimal."""
     return " ".join(f"{value:.1f}" for value in size)

@@ -71,6 +71,7 @@ REASONS: Mapping[str, str] = {
     "SURFACE_CUT": "a cut",
     "SURFACE_DEFORMATION": "a deformation",
     "SURFACE_DENT": "a dent",
+    "SURFACE_DEFECT": "a defect of the line's own classes, see the reading",
     "LOW_SURFACE_SCORE": "the model scores the surface below the limit",
     "GRID_CONTRADICTS": "the defect grid and the class contradict each other",
     # the model and the station
@@ -170,7 +171,8 @@ class SurfaceReading:
     """What the surface check read at one mark."""
 
     mark: str
-    defect_class: Literal["normal", "crack", "cut", "deformation", "dent"]
+    defect_class: Annotated[str, Limit(pattern="[a-z][a-z_]{0,31}", meaning="a class name")]
+    """`normal` or a defect class of the bundle: crack, cut, deformation, dent or a line's own."""
     probability: Probability
     probabilities: Mapping[str, float] = field(default_factory=dict)
     """Of every defect class; empty when the class was parsed from text."""
@@ -187,7 +189,7 @@ class GridReading:
     """The 16x16 defect grid of one view of one part. Row 0 is the top, column 0 the left."""
 
     mark: str
-    view: Literal["front", "side", "top"]
+    view: Literal["front", "side", "top", "photo"]
     text: str
     """As the papers write it: `artifact:`, then `r5: 8,9` (1-based) or `none`."""
     cells: tuple[tuple[int, int], ...] = ()

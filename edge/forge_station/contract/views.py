@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 VISION_TOKEN_PX = 28
 VIEWS: tuple[str, str, str] = ("front", "side", "top")
+PHOTO = "photo"
+"""View name of a grid on a photo: 16 x 16 cells over the whole photo, whatever its aspect."""
 MARKS = "ABCDEF"
 CHANNELS: tuple[str, str, str] = ("shade", "relief", "height")
 
