@@ -85,6 +85,11 @@ def expanded(lines: Iterable[Branch]) -> tuple[Branch, ...]:
     return tuple(out)
 
 
+def is_row(key: str) -> bool:
+    """`front r5:` is a grid row."""
+    return _ROW.fullmatch(key) is not None
+
+
 def _is_view(key: str) -> bool:
     """`front:` is a view, `answer:` and the mark `A:` are not."""
     return key not in _KEYS and not re.fullmatch(r"[A-Z]:", key)
