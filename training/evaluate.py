@@ -30,7 +30,7 @@ from forge_station.checks import MarksRead, SurfaceRead
 from forge_station.contract import grid as grids
 from forge_station.contract import record, spec, tasks
 from forge_station.contract.spec import Product, Reading
-from forge_station.contract.verdict import PartReading, combine
+from forge_station.contract.verdict import CheckResult, PartReading, combine
 from forge_station.contract.views import MARKS, VIEWS, Layout
 from forge_station.errors import InputError, StationError
 from forge_station.geometry import gauge, sheet, view_images
@@ -102,7 +102,21 @@ def _blank(case: Case) -> Row:
         violations_true=truth.violations,
         defect_true=truth.defect,
         score_true=truth.score,
+        families=_families(case),
+        rules=_rules(case.product),
     )
+
+
+def _families(case: Case) -> tuple[str, ...]:
+    """Workpieces that are asked for; of a batch without parts those that lie on the tray."""
+    asked = case.product.parts if case.product is not None else {}
+    named = asked or case.truth.readings.values()
+    return tuple(sorted({part.partition(" ")[0] for part in named}))
+
+
+def _rules(product: Product | None) -> dict[str, float]:
+    limits = record.write(product.rules) if product is not None else {}
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def _failed(case: Case, code: str, text: str) -> Row:
@@ -133,6 +147,7 @@ def _marks_row(inspector: Inspector, case: Case, seen: Seen, row: Row, settings:
         score=score,
         model_ms=_model_ms(timings),
         total_ms=timings["total"],
+        log_odds=_log_odds(found.verdict.checks),
     )
     if not readings:
         return replace(row, missing=None)
@@ -275,6 +290,7 @@ def _surface_row(inspector: Inspector, case: Case, seen: Seen, row: Row, setting
         cells_part=whole if truth else (),
         model_ms=_model_ms(timings),
         total_ms=timings["total"],
+        log_odds=_log_odds([result]),
     )
 
 
@@ -367,6 +383,10 @@ def _listed(cells: NDArray[np.bool_]) -> tuple[Cell, ...]:
 
 def _codes(codes: Iterator[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(codes))
+
+
+def _log_odds(results: Sequence[CheckResult]) -> dict[str, float]:
+    return {item.check: item.log_odds for item in results if item.log_odds is not None}
 
 
 def _model_ms(timings: Mapping[str, float]) -> float | None:

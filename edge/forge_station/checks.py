@@ -7,8 +7,9 @@ and the model's interface; no files, no cameras, no MQTT.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 import numpy as np
@@ -40,6 +41,10 @@ PARTS: tuple[str, ...] = tuple(model.id for model in CATALOGUE)
 GRID_SIDE = 16
 SIZE_SHARPNESS = 4.0
 """How fast a catalogue entry loses weight as its box misses the measured one, see `weigh`."""
+SCORE_VERSION = 1
+"""Of the definition of `violation_log_odds` and `defect_log_odds`; a certificate holds for one."""
+CERTAIN = 1000.0
+"""Log-odds of what is certain, such as a missing piece: beyond what float64 probabilities give."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,8 @@ class MarksRead:
     trunk: Trunk
     seen: Mapping[str, Mapping[str, float]]
     """Mark -> catalogue id -> the model's own probability, before the size was weighed in."""
+    ranked: Mapping[str, tuple[Alternative, ...]]
+    """Mark -> every catalogue id with its probability after that (`weigh`), the likeliest first."""
 
 
 @dataclass(frozen=True)
@@ -141,9 +148,10 @@ def read_marks(
     trunk = model.trunk([picture.image], _trunk_text(facts))
     marks = sorted(sizes)
     scored = model.score_options_of(trunk, [tasks.mark_key(mark) for mark in marks], PARTS)
-    parts = []
+    parts, weighed = [], {}
     for mark, seen in zip(marks, scored, strict=True):
-        ranked = weigh(seen, sizes[mark])[:4]
+        weighed[mark] = tuple(weigh(seen, sizes[mark]))
+        ranked = weighed[mark][:4]
         workpiece, _, number = ranked[0].part.partition(" ")
         parts.append(
             PartReading(
@@ -156,7 +164,7 @@ def read_marks(
                 points=points.get(mark),
             )
         )
-    return MarksRead(tuple(parts), trunk, dict(zip(marks, scored, strict=True)))
+    return MarksRead(tuple(parts), trunk, dict(zip(marks, scored, strict=True)), weighed)
 
 
 def weigh(seen: Mapping[str, float], size: Size) -> list[Alternative]:
@@ -280,7 +288,48 @@ def workpiece_result(
     """The specification's opinion, made UNSURE where measured size contradicts a reading."""
     name = "assembly" if product.kind == "assembly" else "workpiece"
     result = judgement.result(name, product.rules.min_reading_probability)  # type: ignore[arg-type]
+    result = replace(result, log_odds=violation_log_odds(read, judgement))
     return with_doubts(result, size_doubts(read.parts, sizes, thresholds))
+
+
+def violation_log_odds(read: MarksRead, judgement: Judgement) -> float:
+    """Log-odds that the specification is violated, given the probabilities of the readings.
+
+    The specification's own arrangement says which part belongs at each mark. With w/p the odds of
+    any other part there, P(all right) = prod 1 / (1 + w/p), marks taken as independent. Computed
+    from the small sums, so that it does not saturate where P(all right) rounds to 1. A wrong
+    number of pieces and a batch without a majority are CERTAIN.
+    """
+    wrong = judgement.violations
+    if any(item.mark is None or item.expected is None for item in wrong):
+        return CERTAIN
+    expected = {item.mark: item.expected or "" for item in wrong}
+    against = 0.0
+    for part in read.parts:
+        wanted = expected.get(part.mark, part.part)
+        workpiece = wanted.partition(" ")[0]
+        own = {item.part: item.probability for item in read.ranked[part.mark]}
+        # Within the workpiece the size counts; the share of other workpieces is the model's alone.
+        other = sum(p for name, p in own.items() if name != wanted and _is(workpiece, name))
+        other += sum(p for name, p in read.seen[part.mark].items() if not _is(workpiece, name))
+        against += math.log1p(other / own[wanted]) if own.get(wanted, 0.0) > 0 else CERTAIN
+    if against <= 0.0:
+        return -CERTAIN
+    odds = against if against > 30.0 else math.log(math.expm1(against))
+    return min(CERTAIN, max(-CERTAIN, odds))
+
+
+def _is(workpiece: str, part: str) -> bool:
+    return part.partition(" ")[0] == workpiece
+
+
+def defect_log_odds(probabilities: Mapping[str, float]) -> float:
+    """Log-odds of any defect from the probability of each class; does not saturate near 0 or 1."""
+    defect = sum(p for name, p in probabilities.items() if name != tasks.NORMAL)
+    normal = probabilities[tasks.NORMAL]
+    if defect <= 0.0 or normal <= 0.0:
+        return CERTAIN if normal <= 0.0 else -CERTAIN
+    return math.log(defect) - math.log(normal)
 
 
 def with_doubts(
@@ -299,6 +348,7 @@ def with_doubts(
         result.confidence,
         result.threshold,
         answer if answer is not None else result.answer,
+        result.log_odds,
     )
 
 
@@ -373,6 +423,7 @@ def surface_result(
         score=min(scores, default=None),
         confidence=min((1.0 - read.defect_probability for read in reads), default=None),
         threshold=thresholds.defect_fail,
+        log_odds=max((defect_log_odds(read.probabilities) for read in reads), default=None),
     )
 
 

@@ -82,6 +82,16 @@ class Row:
     """Every cell of the part: the grid baseline "all of it"."""
     model_ms: float | None = None
     total_ms: float | None = None
+    log_odds: Mapping[str, float] = field(default_factory=dict)
+    """Check -> log-odds that the part is defective, as `forge_station.checks` defines them."""
+    families: tuple[str, ...] = ()
+    """Workpieces that the product asks for (of a majority batch: those on the tray)."""
+    rules: Mapping[str, float] = field(default_factory=dict)
+    """Limits of the product that were applied, by name."""
+    part: str = ""
+    """Id of the physical part or tray; empty: every case is another one, named by `id`."""
+    provenance: str = ""
+    """How the part came into the set, see training/CALIBRATION.md; empty: not told."""
 
     @property
     def defect_probability(self) -> float | None:

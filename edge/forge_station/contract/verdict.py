@@ -17,10 +17,12 @@ from forge_station.contract.record import Count, Limit, NotNegative, Probability
 
 SCHEMA = "forge-station.verdict/1.0"
 
-CheckName = Literal["scan", "workpiece", "surface", "assembly"]
-"""`scan` is the gate on the data itself: required of every verdict, before the three checks."""
+CheckName = Literal["scan", "workpiece", "surface", "assembly", "certificate"]
+"""`scan` is the gate on the data itself: required of every verdict, before the three checks.
+`certificate` is the last: whether what passed all others may be called PASS (permit.py)."""
 
 GATE: CheckName = "scan"
+CERTIFICATE: CheckName = "certificate"
 CHECKS: tuple[CheckName, ...] = ("workpiece", "surface", "assembly")
 
 
@@ -74,6 +76,10 @@ REASONS: Mapping[str, str] = {
     "SURFACE_DEFECT": "a defect of the line's own classes, see the reading",
     "LOW_SURFACE_SCORE": "the model scores the surface below the limit",
     "GRID_CONTRADICTS": "the defect grid and the class contradict each other",
+    # the certificate
+    "NO_CERTIFICATE": "no valid certificate, so the station only advises and never says PASS",
+    "NOT_COVERED": "the certificate does not cover this product or this kind of scan",
+    "ABOVE_LIMIT": "the part's score is not below the certified limit",
     # the model and the station
     "CHECK_MISSING": "a required check has no result",
     "NOT_CHECKED": "a check was left out on purpose, see its text",
@@ -87,6 +93,7 @@ REASONS: Mapping[str, str] = {
 """The published reason codes. Codes may be added in a minor version, never renamed."""
 
 
+LogOdds = Annotated[float, Limit(-1000.0, 1000.0)]
 Code = Annotated[str, Limit(pattern=r"[A-Z][A-Z0-9_]{1,39}", meaning="a code like EMPTY_SCENE")]
 
 
@@ -120,6 +127,8 @@ class CheckResult:
     """The limit that `confidence` or `score` was held against; None: no limit applied."""
     answer: str | None = None
     """The benchmark's direct answer (letter or "none"), when it was asked for."""
+    log_odds: LogOdds | None = None
+    """That the part is defective by this check, natural logarithm; None where it has no score."""
 
     def __post_init__(self) -> None:
         record.check(self)
@@ -234,6 +243,26 @@ class ScanSummary:
 
 
 @dataclass(frozen=True)
+class Certification:
+    """Whether the station may say PASS, and the part's score beside the certified limits.
+
+    `checks_alone`: an evaluation, where the checks decide and nothing is held against a limit.
+    """
+
+    mode: Literal["certified", "advisory", "checks_alone"]
+    text: str
+    """What is certified, or why nothing is."""
+    score: float | None = None
+    """Of the whole part: the largest of the checks' log-odds, each divided by its temperature."""
+    limit_pass: float | None = None
+    """Below it a part that passes every check is PASS."""
+    limit_fail: float | None = None
+    """From it on a part scores as the worst of the good ones do."""
+    certificate: str = ""
+    """Digest that names the certificate."""
+
+
+@dataclass(frozen=True)
 class ModelUsed:
     """Which model decided, as the bundle's manifest and the runtime report it."""
 
@@ -267,6 +296,7 @@ class Verdict:
     notes: tuple[Reason, ...] = ()
     """Remarks that decided nothing, e.g. a parse warning."""
     model: ModelUsed | None = None
+    certification: Certification | None = None
     line: str = ""
     station: str = ""
     serial_source: Literal["scanner", "counter", "mes", "none"] = "counter"
@@ -343,7 +373,7 @@ def combine(
 
 
 def _order(name: CheckName) -> int:
-    return (GATE, *CHECKS).index(name)
+    return (GATE, *CHECKS, CERTIFICATE).index(name)
 
 
 def decide(
