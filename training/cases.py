@@ -6,6 +6,10 @@ Makes `--count` cases a task. Each is one tray of parts with fresh geometry (dim
 tolerance, chamfers, threads), resting where gravity puts them, seen by the simulated head from four
 azimuths with two exposures, decoded and fused. Nothing of the training surrogate is used. Run
 again, cases that exist are kept. CASES.md says what a case is.
+
+    --workpieces hex_nut,cap_nut,flange_nut,wing_nut   a family of its own (or --without ...)
+    --subset lookalike     the wrong part, if any, is one that is easily mixed up with the right one
+    --references 1         a scan of what is right beside every case, for the setting `reference`
 """
 
 from __future__ import annotations
@@ -15,9 +19,10 @@ import io
 import json
 import multiprocessing
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,12 +34,13 @@ from tqdm import tqdm
 from forge_station.capture import base, structured_light
 from forge_station.capture.base import Cloud
 from forge_station.contract import tasks
-from forge_station.contract.catalogue import WORKPIECES, PartModel, of_workpiece
+from forge_station.contract.catalogue import WORKPIECES, PartModel, by_id, of_workpiece
 from forge_station.contract.spec import Product
 from forge_station.contract.views import MARKS, VIEWS
 from forge_station.geometry import pose, scene
 from forge_station.sim import defects, fasteners, layout, rest_pose, scanner, trays
 from forge_station.sim.mesh import Mesh, sample_surface
+from training.evaluation import lookalikes
 from training.evaluation.case_files import FILE, TASKS, Case, CaseInput, Task, Truth, write_line
 from training.evaluation.truth import Wrong, defect_flags, surface_truth, wrong
 
@@ -56,6 +62,32 @@ _TRIES = 40
 _ORDER_PX = 3.0
 
 
+LOOKALIKE = "lookalike"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What cases are drawn from. Cases of different draws have different ids."""
+
+    workpieces: tuple[str, ...] = ()
+    """Only these, also as wrong part; empty: all, for `surface` those it is promised for."""
+    subset: str = ""
+    """`lookalike`: the wrong part is one that is easily mixed up with the right one."""
+    references: int = 0
+    """How many scans of what is right come with a case."""
+
+    @property
+    def tag(self) -> str:
+        """Part of the ids: empty for the plain draw, else a name or a digest of the choice."""
+        words = [self.subset] if self.subset else []
+        if self.workpieces:
+            words.append(f"{zlib.crc32(','.join(sorted(self.workpieces)).encode()):08x}")
+        return "".join(f"-{word}" for word in words)
+
+
+PLAIN = Draw()
+
+
 @dataclass(frozen=True)
 class Made:
     """A case and its data. `defect` bool [N]: which points of the cloud lie on the defect."""
@@ -63,6 +95,7 @@ class Made:
     case: Case
     cloud: Cloud
     defect: NDArray[np.bool_] | None = None
+    references: tuple[Cloud, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,28 +107,45 @@ class Plan:
     required: dict[str, int]
 
 
-def case_id(task: Task, seed: int, number: int) -> str:
-    return f"{task}-{seed}-{number:05d}"
+def case_id(task: Task, seed: int, number: int, draw: Draw = PLAIN) -> str:
+    return f"{task}{draw.tag}-{seed}-{number:05d}"
 
 
-def make_case(task: Task, seed: int, number: int) -> Made:
+def make_case(task: Task, seed: int, number: int, draw: Draw = PLAIN) -> Made:
     """The case `number` of a task; the same arguments give the same case."""
     rng = np.random.default_rng([seed, TASKS.index(task), number])
-    name = case_id(task, seed, number)
+    name = case_id(task, seed, number, draw)
     if task == "surface":
-        return _surface_case(name, rng)
-    plan = plan_batch(rng) if task == "workpiece" else plan_kit(rng)
-    return _tray_case(name, task, plan, rng)
+        made = _surface_case(name, rng, draw.workpieces or SURFACE_WORKPIECES)
+    else:
+        plan = plan_batch(rng, draw) if task == "workpiece" else plan_kit(rng, draw)
+        made = _tray_case(name, task, plan, rng)
+    if not draw.references and not draw.subset:
+        return made
+    apart = np.random.default_rng([seed, TASKS.index(task), number, 1])
+    right = [by_id(part) for part, n in _right_parts(made.case).items() for _ in range(n)]
+    scans = tuple(_tray_of(name, right, apart)[0] for _ in range(draw.references))
+    files = tuple(scene_file(f"{name}-reference{k}") for k in range(len(scans)))
+    given = replace(made.case.input, references=files)
+    return replace(made, case=replace(made.case, input=given, subset=draw.subset), references=scans)
 
 
-def plan_batch(rng: np.random.Generator) -> Plan:
+def _right_parts(case: Case) -> dict[str, int]:
+    """What should lie on the tray; of a batch without an expected part the majority."""
+    if case.product is not None and case.product.parts:
+        return dict(case.product.parts)
+    ((part, _),) = Counter(case.truth.readings.values()).most_common(1)
+    return {part: len(case.truth.readings)}
+
+
+def plan_batch(rng: np.random.Generator, draw: Draw = PLAIN) -> Plan:
     """3..6 equal parts, in half of the cases one of them another; expected part given in half."""
-    part = _any_part(rng)
+    part = _base(rng, draw)
     count = int(rng.integers(3, 7))
     parts = [part] * count
     if rng.random() < 0.5:
         same = bool(rng.random() < 0.6)
-        parts[int(rng.integers(count))] = trays.other_part(part, rng, same_workpiece=same)
+        parts[int(rng.integers(count))] = _other(part, rng, draw, same=same)
     given = bool(rng.random() < 0.5)
     product = Product(
         "BATCH",
@@ -107,12 +157,13 @@ def plan_batch(rng: np.random.Generator) -> Plan:
     return Plan(tuple(parts), product, {part.id: count})
 
 
-def plan_kit(rng: np.random.Generator) -> Plan:
+def plan_kit(rng: np.random.Generator, draw: Draw = PLAIN) -> Plan:
     """A kit of 3..6 parts of one nominal size: complete, or with one fault."""
-    fault = KIT_FAULTS[int(rng.integers(len(KIT_FAULTS)))]
+    faults = ("complete", "wrong model") if draw.subset else KIT_FAULTS
+    fault = faults[int(rng.integers(len(faults)))]
     for _ in range(_TRIES):
-        kit = _kit(int(rng.integers(3, 6 if fault == "extra" else 7)), rng)
-        on_tray = _with_fault(kit, fault, rng)
+        kit = _kit(int(rng.integers(3, 6 if fault == "extra" else 7)), rng, draw)
+        on_tray = _with_fault(kit, fault, rng, draw)
         if on_tray is not None:
             required = dict(Counter(model.id for model in kit))
             product = Product("KIT", "assembly", ("assembly",), parts=required)
@@ -120,9 +171,9 @@ def plan_kit(rng: np.random.Generator) -> Plan:
     raise RuntimeError(f"no kit with the fault {fault} in {_TRIES} tries")
 
 
-def _kit(count: int, rng: np.random.Generator) -> list[PartModel]:
-    first = _any_part(rng)
-    pool = trays.near_in_size(first, 1.05)
+def _kit(count: int, rng: np.random.Generator, draw: Draw) -> list[PartModel]:
+    first = _base(rng, draw)
+    pool = [m for m in trays.near_in_size(first, 1.05) if _allowed(m, draw)]
     kit = [first]
     while len(kit) < count:
         kit.append(kit[-1] if rng.random() < 0.25 else trays.spread(pool, rng))
@@ -130,7 +181,7 @@ def _kit(count: int, rng: np.random.Generator) -> list[PartModel]:
 
 
 def _with_fault(
-    kit: list[PartModel], fault: str, rng: np.random.Generator
+    kit: list[PartModel], fault: str, rng: np.random.Generator, draw: Draw
 ) -> list[PartModel] | None:
     """The kit with one fault made; None where this kit cannot have it."""
     parts = list(kit)
@@ -141,13 +192,45 @@ def _with_fault(
     elif fault == "extra":
         repeated = rng.random() < 0.5
         same = bool(rng.random() < 0.6)
-        other = trays.other_part(parts[chosen], rng, same_workpiece=same)
+        other = _other(parts[chosen], rng, draw, same=same)
         parts.append(parts[chosen] if repeated else other)
     elif fault != "complete":
-        parts[chosen] = trays.other_part(parts[chosen], rng, same_workpiece=same)
+        if draw.subset:  # the first part of the kit is the one that has a look-alike
+            chosen = 0
+        parts[chosen] = _other(parts[chosen], rng, draw, same=same)
         if parts[chosen] in kit:
             return None
     return parts
+
+
+def _base(rng: np.random.Generator, draw: Draw) -> PartModel:
+    """The part that a tray is about; for look-alikes the ways to be alike are equally likely."""
+    if not draw.subset:
+        return _any_part(rng, draw.workpieces or WORKPIECES)
+    pools = [lookalikes.bases(kind, draw.workpieces or WORKPIECES) for kind in lookalikes.KINDS]
+    pools = [pool for pool in pools if pool]
+    if not pools:
+        raise SystemExit(f"no look-alikes among {', '.join(draw.workpieces)}")
+    pool = pools[int(rng.integers(len(pools)))]
+    return pool[int(rng.integers(len(pool)))]
+
+
+def _other(part: PartModel, rng: np.random.Generator, draw: Draw, *, same: bool) -> PartModel:
+    """A part that could be mixed up with `part`, of the workpieces that are allowed."""
+    if draw.subset:
+        pools = [lookalikes.of(part, kind) for kind in lookalikes.KINDS]
+        pool = [pool for pool in pools if pool]
+        chosen = pool[int(rng.integers(len(pool)))]
+        return chosen[int(rng.integers(len(chosen)))]
+    for _ in range(_TRIES):
+        other = trays.other_part(part, rng, same_workpiece=same)
+        if _allowed(other, draw):
+            return other
+    return trays.other_part(part, rng, same_workpiece=True)
+
+
+def _allowed(model: PartModel, draw: Draw) -> bool:
+    return not draw.workpieces or model.workpiece in draw.workpieces
 
 
 def _any_part(rng: np.random.Generator, kinds: Sequence[str] = WORKPIECES) -> PartModel:
@@ -157,18 +240,7 @@ def _any_part(rng: np.random.Generator, kinds: Sequence[str] = WORKPIECES) -> Pa
 
 
 def _tray_case(name: str, task: Task, plan: Plan, rng: np.random.Generator) -> Made:
-    for _ in range(_TRIES):
-        meshes = [rest_pose.rest(fasteners.build(model, rng), rng) for model in plan.parts]
-        tallest = max(float(mesh.extents()[2]) for mesh in meshes)
-        # The station asks for gaps of a fifth of the tallest part.
-        placed = layout.lay_out(meshes, rng, (0.2 * tallest + 0.5, 0.8 * tallest + 0.5))
-        scale = _scale(placed, rng)
-        order = _left_to_right(placed, scale, rng)
-        if order is not None:
-            break
-    else:
-        raise RuntimeError(f"case {name}: no tray with a clear order of parts in {_TRIES} tries")
-    cloud, _ = scan(placed, scale, rng)
+    cloud, order = _tray_of(name, plan.parts, rng)
     readings = {MARKS[n]: plan.parts[i].id for n, i in enumerate(order)}
     found = wrong(plan.required, readings)
     case = Case(
@@ -187,17 +259,36 @@ def _tray_case(name: str, task: Task, plan: Plan, rng: np.random.Generator) -> M
     return Made(case, cloud)
 
 
+def _tray_of(
+    name: str, models: Sequence[PartModel], rng: np.random.Generator
+) -> tuple[Cloud, list[int]]:
+    """A scan of parts on a tray, and the parts in the order of their marks."""
+    for _ in range(_TRIES):
+        meshes = [rest_pose.rest(fasteners.build(model, rng), rng) for model in models]
+        tallest = max(float(mesh.extents()[2]) for mesh in meshes)
+        # The station asks for gaps of a fifth of the tallest part.
+        placed = layout.lay_out(meshes, rng, (0.2 * tallest + 0.5, 0.8 * tallest + 0.5))
+        scale = _scale(placed, rng)
+        order = _left_to_right(placed, scale, rng)
+        if order is not None:
+            break
+    else:
+        raise RuntimeError(f"case {name}: no tray with a clear order of parts in {_TRIES} tries")
+    cloud, _ = scan(placed, scale, rng)
+    return cloud, order
+
+
 def _letters(found: Wrong) -> str | tuple[str, ...]:
     return found.answer[0] if len(found.answer) == 1 else found.answer
 
 
-def _surface_case(name: str, rng: np.random.Generator) -> Made:
+def _surface_case(name: str, rng: np.random.Generator, kinds: Sequence[str]) -> Made:
     """One part, clean or with one defect that at least two cells of its views show."""
     kind = tasks.NORMAL
     if rng.random() >= CLEAN_SHARE:
         kind = tasks.DEFECT_CLASSES[int(rng.integers(len(tasks.DEFECT_CLASSES)))]
     for _ in range(_TRIES):
-        model = _any_part(rng, SURFACE_WORKPIECES)
+        model = _any_part(rng, kinds)
         mesh = rest_pose.rest(fasteners.build(model, rng), rng)
         faces = np.zeros(len(mesh.faces), bool)
         if kind != tasks.NORMAL:
@@ -225,7 +316,7 @@ def _surface_case(name: str, rng: np.random.Generator) -> Made:
         product=Product("PART", "single", ("surface",), parts={model.id: 1}),
         truth=Truth(
             readings={MARKS[0]: model.id},
-            defect=kind,  # type: ignore[arg-type]
+            defect=kind,
             points=file,
             grids=cells,
             score=float(truth.score),
@@ -284,13 +375,12 @@ def _left_to_right(
     return order if len(steps) == 0 or float(steps.min()) > _ORDER_PX * pixel else None
 
 
-def write_scene(path: Path, made: Made) -> None:
+def write_scene(path: Path, cloud: Cloud, defect: NDArray[np.bool_] | None = None) -> None:
     """NPZ with points float32 [N, 3], unit, frame, camera_pixel_mm, poses and, if any, defect.
 
     Coordinates are rounded to 1/128 camera pixel, so that they compress; the same case gives the
     same bytes. Appears by rename.
     """
-    cloud = made.cloud
     step = 2.0 ** np.floor(np.log2(cloud.camera_pixel_mm / 128))
     arrays: dict[str, NDArray[np.generic]] = {
         "points": (np.rint(cloud.points / step) * step).astype(np.float32),
@@ -299,8 +389,8 @@ def write_scene(path: Path, made: Made) -> None:
         "camera_pixel_mm": np.array(cloud.camera_pixel_mm),
         "poses": np.array(cloud.poses),
     }
-    if made.defect is not None:
-        arrays["defect"] = made.defect
+    if defect is not None:
+        arrays["defect"] = defect
     path.parent.mkdir(parents=True, exist_ok=True)
     partial_file = path.with_suffix(".partial")
     with zipfile.ZipFile(partial_file, "w") as archive:
@@ -312,15 +402,24 @@ def write_scene(path: Path, made: Made) -> None:
     partial_file.replace(path)
 
 
-def _work(job: tuple[Task, int, int], folder: Path) -> str:
+def _work(job: tuple[Task, int, int], folder: Path, draw: Draw) -> str:
     cv2.setNumThreads(1)
-    made = make_case(*job)
-    write_scene(folder / scene_file(made.case.id), made)
+    made = make_case(*job, draw)
+    for file, cloud in zip(made.case.input.references, made.references, strict=True):
+        write_scene(folder / file, cloud)
+    write_scene(folder / scene_file(made.case.id), made.cloud, made.defect)
     return write_line(made.case)
 
 
 def write_cases(
-    folder: Path, wanted: Sequence[Task], count: int, seed: int, jobs: int, *, quiet: bool = False
+    folder: Path,
+    wanted: Sequence[Task],
+    count: int,
+    seed: int,
+    jobs: int,
+    draw: Draw = PLAIN,
+    *,
+    quiet: bool = False,
 ) -> int:
     """Make the cases that `folder` lacks; returns how many. Other cases in it stay."""
     if seed in TRAINING_SEEDS:
@@ -332,13 +431,13 @@ def write_cases(
         (task, seed, number)
         for number in range(count)
         for task in wanted
-        if case_id(task, seed, number) not in lines
+        if case_id(task, seed, number, draw) not in lines
     ]
     path.write_text("".join(f"{line}\n" for line in lines.values()), encoding="utf-8")
     total = count * len(wanted)
     bar = tqdm(total=total, initial=total - len(todo), unit="case", desc="cases", disable=quiet)
     with bar, path.open("a", encoding="utf-8") as file:
-        work = partial(_work, folder=folder)
+        work = partial(_work, folder=folder, draw=draw)
         if jobs <= 1:
             for job in todo:
                 _append(file, work(job), bar)
@@ -373,6 +472,19 @@ def _kept_lines(folder: Path) -> dict[str, str]:
     return kept
 
 
+def _chosen(
+    parser: argparse.ArgumentParser, only: str | None, without: str | None
+) -> tuple[str, ...]:
+    """The workpieces of `--workpieces` or `--without`; empty for all."""
+    given = [name.strip() for name in (only or without or "").split(",") if name.strip()]
+    unknown = [name for name in given if name not in WORKPIECES]
+    if unknown:
+        parser.error(f"unknown workpieces {', '.join(unknown)}: expected {', '.join(WORKPIECES)}")
+    if without:
+        return tuple(name for name in WORKPIECES if name not in given)
+    return tuple(given)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -382,9 +494,21 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300, help="cases a task")
     parser.add_argument("--seed", type=int, required=True, help="not one that training uses")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    chosen = parser.add_mutually_exclusive_group()
+    names = ", ".join(WORKPIECES)
+    chosen.add_argument("--workpieces", metavar="A,B", help=f"only these of {names}")
+    chosen.add_argument("--without", metavar="A,B", help="all but these")
+    parser.add_argument("--subset", choices=(LOOKALIKE,), default="", help="hard cases only")
+    parser.add_argument("--references", type=int, default=0, help="scans of what is right a case")
     args = parser.parse_args()
     wanted = TASKS if args.task == "all" else (args.task,)
-    made = write_cases(args.out, wanted, args.count, args.seed, args.jobs)
+    if args.subset:
+        wanted = tuple(task for task in wanted if task != "surface")
+        if not wanted:
+            parser.error("--subset lookalike is about trays: expected --task workpiece or assembly")
+    kinds = _chosen(parser, args.workpieces, args.without)
+    draw = Draw(kinds, args.subset, args.references)
+    made = write_cases(args.out, wanted, args.count, args.seed, args.jobs, draw)
     print(json.dumps({"cases": str(args.out), "made": made, "asked": args.count * len(wanted)}))
 
 

@@ -13,6 +13,7 @@ from forge_station.contract.spec import Reading
 from forge_station.geometry import cloud_io, gauge, scene
 from tests.training.conftest import SEED
 from training import cases
+from training.evaluation import lookalikes
 from training.evaluation.case_files import FILE, Case, read_cases
 
 
@@ -97,6 +98,81 @@ def test_kits_have_every_fault_about_equally_often() -> None:
     assert set(faults) == {f"{a} extra {b} missing" for a in (0, 1) for b in (0, 1)}
     assert faults["1 extra 1 missing"] == pytest.approx(160, abs=40)
     assert min(faults.values()) > 50
+
+
+def test_a_family_of_its_own_has_no_other_workpiece() -> None:
+    nuts = ("hex_nut", "cap_nut", "flange_nut", "wing_nut")
+    draw = cases.Draw(nuts)
+    for i in range(60):
+        rng = np.random.default_rng(i)
+        plan = cases.plan_batch(rng, draw) if i % 2 else cases.plan_kit(rng, draw)
+        assert {model.workpiece for model in plan.parts} <= set(nuts)
+    bolts = cases.Draw(("hex_bolt",))
+    assert all(
+        {m.workpiece for m in cases.plan_batch(np.random.default_rng(i), bolts).parts}
+        == {"hex_bolt"}
+        for i in range(20)
+    )
+
+
+def test_the_wrong_part_of_a_look_alike_case_is_a_look_alike() -> None:
+    draw, seen = cases.Draw(subset="lookalike"), Counter[str]()
+    for i in range(200):
+        rng = np.random.default_rng(i)
+        plan = cases.plan_batch(rng, draw) if i % 2 else cases.plan_kit(rng, draw)
+        on_tray = Counter(model.id for model in plan.parts)
+        surplus = list((on_tray - Counter(plan.required)).elements())
+        missing = list((Counter(plan.required) - on_tray).elements())
+        if not surplus:
+            assert not missing
+            seen["complete"] += 1
+            continue
+        ((wrong,), (right,)) = surplus, missing
+        kind = lookalikes.kind(right, wrong)
+        assert kind is not None
+        seen[kind] += 1
+    assert 60 < seen["complete"] < 140 and set(seen) == {"complete", *lookalikes.KINDS}
+
+
+def test_cases_of_another_draw_have_other_ids() -> None:
+    draws = [cases.PLAIN, cases.Draw(subset="lookalike"), cases.Draw(("hex_nut",)),
+             cases.Draw(("hex_nut", "pin"))]  # fmt: skip
+    assert len({cases.case_id("workpiece", 1, 0, draw) for draw in draws}) == len(draws)
+    assert cases.case_id("workpiece", 1, 0) == "workpiece-1-00000"
+    assert cases.Draw(("hex_nut", "pin")).tag == cases.Draw(("pin", "hex_nut")).tag
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--workpieces", "hex_nuts"], "unknown workpieces hex_nuts: expected hex_bolt"),
+        (["--workpieces", "pin", "--without", "pin"], "not allowed with"),
+        (["--task", "surface", "--subset", "lookalike"], "expected --task workpiece or assembly"),
+    ],
+)
+def test_wrong_options_are_one_message(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["cases", "--out", str(tmp_path), "--seed", "5", "--count", "1", *arguments]
+    monkeypatch.setattr("sys.argv", given)
+    with pytest.raises(SystemExit):
+        cases.main()
+    assert words in capsys.readouterr().err
+
+
+def test_references_show_what_is_right_and_leave_the_case_as_it_is(tmp_path: Path) -> None:
+    draw = cases.Draw(("hex_nut",), references=1)
+    made = cases.make_case("surface", SEED, 3, draw)
+    plain = cases.make_case("surface", SEED, 3, cases.Draw(("hex_nut",)))
+    assert np.array_equal(made.cloud.points, plain.cloud.points)
+    (reference,) = made.references
+    (part,) = scene.separate(reference).parts
+    assert gauge.consistent(gauge.measure(part), made.case.truth.readings["A"]) is True
+    assert made.case.input.references == (f"scenes/{made.case.id}-reference0.npz",)
 
 
 def test_the_promised_workpieces_are_those_of_training() -> None:

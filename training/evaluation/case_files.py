@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +24,10 @@ FILE = "cases.jsonl"
 Task = Literal["workpiece", "assembly", "surface"]
 TASKS: tuple[Task, ...] = ("workpiece", "assembly", "surface")
 Unit = Literal["auto", "mm", "cm", "m", "inch"]
+Setting = Literal["zero-shot", "reference", "demonstration"]
+SETTINGS: tuple[Setting, ...] = ("zero-shot", "reference", "demonstration")
+PHOTO = "photo"
+"""The name of a photo's one view, in `truth.masks` and `truth.grids`."""
 _SOURCES = ("scene", "clouds", "scan", "views", "photo")
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "workpiece": ("batch", "single"),
@@ -58,7 +62,10 @@ class CaseInput:
     views: Mapping[str, ViewFiles] = field(default_factory=dict)
     photo: str | None = None
     marks: tuple[str, ...] = ()
-    """Only with `photo`: the letters that are drawn on it."""
+    """Only with `photo`: the letters that are drawn on it, or that name its places. A photo of one
+    surface needs none."""
+    references: tuple[str, ...] = ()
+    """Clouds, or photos with `photo`, of what is right: for the setting `reference`."""
     unit: Unit = "auto"
     """Length unit of clouds and meshes."""
 
@@ -74,9 +81,8 @@ class CaseInput:
             if marks and marks != list(MARKS[: len(marks)]):
                 allowed = f"marks A, B, ... up to {MARKS[-1]} without a gap"
                 faults.append(Fault(name, ", ".join(marks), allowed))
-        if bool(self.marks) != bool(self.photo):
-            allowed = "with photo, and only then"
-            faults.append(Fault("marks", ", ".join(self.marks) or "none", allowed))
+        if self.marks and not self.photo:
+            faults.append(Fault("marks", ", ".join(self.marks), "with photo, and only then"))
         if faults:
             raise ContractError("the input is not valid", faults=faults)
 
@@ -99,14 +105,17 @@ class Truth:
     answer: str | tuple[str, ...] | None = None
     """The letter of the part that is wrong, or "none"; a list: each of these letters is right."""
     readings: Mapping[str, str] = field(default_factory=dict)
-    """Mark -> catalogue id of the part, for every part on the tray."""
+    """Mark -> catalogue id of the part, for every part on the tray. On a photo with fixed places:
+    mark -> the line's own name of what is there, or "none"."""
     missing: tuple[str, ...] | None = None
     """Catalogue ids of required parts that are absent; a part missing twice stands twice."""
-    defect: Literal["normal", "crack", "cut", "deformation", "dent"] | None = None
+    defect: Annotated[str, Limit(pattern="[a-z][a-z_]{0,31}", meaning="a class name")] | None = None
+    """`normal`, crack, cut, deformation or dent; of a photo any class that the bundle knows."""
     points: str | None = None
     """NPZ file whose array `defect` says of every point of the scene whether it is defective."""
     masks: Mapping[str, str] | None = None
-    """View -> PNG mask of the size of that view (with `views`); not 0 is defective."""
+    """View -> PNG mask of the size of that view (with `views`) or of the photo (view `photo`); not
+    0 is defective."""
     grids: Mapping[str, Cells] | None = None
     """View -> defective cells (row, column), 0-based from the upper left."""
     score: Score | None = None
@@ -134,8 +143,9 @@ class Truth:
         ]
         for name in ("masks", "grids"):
             for view in getattr(self, name) or {}:
-                if view not in VIEWS:
-                    faults.append(Fault(f"{name}.{view}", "unknown view", ", ".join(VIEWS)))
+                if view not in (*VIEWS, PHOTO):
+                    allowed = ", ".join((*VIEWS, PHOTO))
+                    faults.append(Fault(f"{name}.{view}", "unknown view", allowed))
         for view, cells in (self.grids or {}).items():
             outside = [cell for cell in cells if not all(0 <= i < tasks.GRID_ROWS for i in cell)]
             if outside:
@@ -150,13 +160,21 @@ class Truth:
         if marks != list(MARKS[: len(marks)]):
             allowed = f"marks A, B, ... up to {MARKS[-1]} without a gap"
             faults.append(Fault("readings", ", ".join(marks), allowed))
+        return faults
+
+    def unknown_words(self) -> list[Fault]:
+        """Parts that the catalogue lacks and defects that the scan checks do not have."""
+        faults = []
         named = [(f"readings.{mark}", part) for mark, part in self.readings.items()]
         named += [(f"missing[{n}]", part) for n, part in enumerate(self.missing or ())]
         for path, part in named:
             try:
                 catalogue.by_id(part)
             except ContractError as error:
-                faults.append(Fault(path, str(error), "an id of the catalogue"))
+                faults.append(Fault(f"truth.{path}", str(error), "an id of the catalogue"))
+        if self.defect is not None and self.defect not in tasks.SURFACE_CLASSES:
+            allowed = ", ".join(tasks.SURFACE_CLASSES)
+            faults.append(Fault("truth.defect", repr(self.defect), allowed))
         return faults
 
     @property
@@ -190,8 +208,11 @@ class Case:
     task: Task
     input: CaseInput
     truth: Truth
-    setting: Literal["zero-shot"] = "zero-shot"
-    """The model takes no reference pictures and no solved examples: there is one setting."""
+    setting: Setting = "zero-shot"
+    """With pictures of what is right (`reference`), or with two solved examples (`demonstration`).
+    The evaluation's own `--setting` goes first."""
+    subset: Annotated[str, Limit(pattern=r"[\w-]{0,40}", meaning="letters, digits, _ -")] = ""
+    """A name under which figures are shown apart, such as `lookalike`."""
     product: Product | None = None
     line: str | None = None
     """Path of a line file (YAML)."""
@@ -211,6 +232,13 @@ class Case:
         if self.product is not None and self.product.kind not in _KINDS[self.task]:
             allowed = f"{' or '.join(_KINDS[self.task])} for the task {self.task}"
             faults.append(Fault("product.kind", self.product.kind, allowed))
+        if self.input.photo and not self.input.marks and self.task != "surface":
+            faults.append(Fault("input.marks", "none", "with photo: the letters drawn on it"))
+        for name in ("masks", "grids"):
+            if PHOTO in (getattr(self.truth, name) or {}) and not self.input.photo:
+                faults.append(Fault(f"truth.{name}.{PHOTO}", "no photo", "with input.photo"))
+        if self.product is not None and not self.product.photo:
+            faults += self.truth.unknown_words()
         if faults:
             raise ContractError("the case is not valid", faults=faults)
 
@@ -255,8 +283,9 @@ def read_cases(folder: Path) -> list[Case | BadCase]:
 def write_line(case: Case) -> str:
     """The case as one line of JSON; fields at their default are left out."""
     data = record.write(case)
-    if not case.input.marks:
-        del data["input"]["marks"]
+    for name in ("marks", "references"):
+        if not getattr(case.input, name):
+            del data["input"][name]
     return json.dumps(_short(data), ensure_ascii=False)
 
 
@@ -269,14 +298,8 @@ def _read_line(line: bytes, where: str, folder: Path) -> Case | BadCase:
         case = record.read(Case, data)
         if case.line is None:
             return case
-        return Case(
-            id=case.id,
-            task=case.task,
-            input=case.input,
-            truth=case.truth,
-            setting=case.setting,
-            product=_product(folder / case.line, case.part_number or ""),
-        )
+        product = _product(folder / case.line, case.part_number or "")
+        return replace(case, product=product, line=None, part_number=None)
     except ContractError as error:
         text = "; ".join(str(fault) for fault in error.faults) or str(error)
         return BadCase(name, task, f"{where}: {text}")
