@@ -10,8 +10,10 @@ Not here: data, losses, schedules.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +48,11 @@ LARGEST_NUMBER = 320
 _PIECES = r"<\|[a-z_]+\|>|\n|r\d+:|M\d+|x\d+|/10|,\d+|\.\d+|\d+|[A-Za-z_]+:?|[^\sA-Za-z0-9_]"
 
 
-def vocabulary() -> list[str]:
-    """Every token of the nano model, in id order; the contract's text needs no other."""
+def vocabulary(own: Iterable[str] = ()) -> list[str]:
+    """Every token in id order: those that the contract's text needs, then a line's `own` words.
+
+    A line's words come last, so that the ids of a checkpoint without them stay what they are.
+    """
     words = [*SPECIAL, "\n", ".", "system", "user", "assistant"]
     words += tasks.SYSTEM_PROMPT.rstrip(".").split()
     words += ["marks", "scale", "surface", "batch", "majority", "assembly", *tasks.REQUESTS]
@@ -63,12 +68,47 @@ def vocabulary() -> list[str]:
     words += [f".{n}" for n in range(10)] + [f".{n:02d}" for n in range(100)]
     words += [str(n) for n in range(LARGEST_NUMBER + 1)]
     words += [tasks.RIGHT, tasks.WRONG]
-    return list(dict.fromkeys(words))
+    return list(dict.fromkeys([*words, *own]))
 
 
-def build_tokenizer() -> Tokenizer:
+def own_words(texts: Iterable[str]) -> list[str]:
+    """Words of a line's texts that the fixed vocabulary lacks, sorted."""
+    pieces = {piece for text in texts for piece in re.findall(_PIECES, text)}
+    return sorted(pieces - set(vocabulary()))
+
+
+@dataclass(frozen=True, eq=False)
+class Encoder:
+    """Text -> token ids as the tokenizer of the checkpoint gives them. `words` in id order."""
+
+    words: tuple[str, ...]
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        return {word: i for i, word in enumerate(self.words)}
+
+    @cached_property
+    def _known(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids; KeyError names a word the vocabulary lacks."""
+        if text not in self._known:
+            if len(self._known) >= 65536:
+                self._known.clear()
+            self._known[text] = tuple(self.ids[piece] for piece in re.findall(_PIECES, text))
+        return self._known[text]
+
+
+@lru_cache(maxsize=1)
+def default_encoder() -> Encoder:
+    """The encoder of a model without a line's own words."""
+    return Encoder(tuple(vocabulary()))
+
+
+def build_tokenizer(own: Iterable[str] = ()) -> Tokenizer:
     """A word-level tokenizer with the Qwen special tokens; encoding is concatenative."""
-    words = vocabulary()
+    words = vocabulary(own)
     tokenizer = Tokenizer(
         models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|endoftext|>")
     )
@@ -78,10 +118,19 @@ def build_tokenizer() -> Tokenizer:
 
 
 def build_model(
-    vision_width: int = 160, vision_depth: int = 4, text_width: int = 192, text_depth: int = 4
+    vision_width: int = 160,
+    vision_depth: int = 4,
+    text_width: int = 192,
+    text_depth: int = 4,
+    *,
+    own: Iterable[str] = (),
+    full_attention: Sequence[int] = (),
 ) -> Qwen2_5_VLForConditionalGeneration:
-    """Randomly initialised nano model. Default 4.0 M parameters."""
-    ids = {word: i for i, word in enumerate(vocabulary())}
+    """Randomly initialised nano model. Default 4.0 M parameters.
+
+    `own`: a line's own words; `full_attention`: vision blocks that see the whole picture.
+    """
+    ids = {word: i for i, word in enumerate(vocabulary(own))}
     size = (len(ids) + 63) // 64 * 64
     config = Qwen2_5_VLConfig(
         text_config={
@@ -113,7 +162,7 @@ def build_model(
             "in_channels": 3,
             "window_size": WINDOW,
             "out_hidden_size": text_width,
-            "fullatt_block_indexes": [],
+            "fullatt_block_indexes": list(full_attention),
         },
         image_token_id=ids["<|image_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
@@ -215,17 +264,16 @@ def _text_layer(
 class Forward:
     """The model's forward, laid out for speed on a CPU; equal to the library's to rounding.
 
-    Vision blocks attend inside windows only, so windows that are all background give one and the
-    same answer: they are computed once a batch. `compiled` fuses the layers with torch.compile
+    Where vision blocks attend inside windows only, windows that are all background give one and
+    the same answer: they are computed once a batch. `compiled` fuses the layers with torch.compile
     (needs a C++ compiler; about a third faster after half a minute of compiling).
     """
 
     def __init__(
         self, model: Qwen2_5_VLForConditionalGeneration, *, compiled: bool = False
     ) -> None:
-        if model.config.vision_config.fullatt_block_indexes:
-            raise ValueError("nano forward: full-attention vision blocks are not laid out here")
         self.model = model
+        self.full_attention = frozenset(model.config.vision_config.fullatt_block_indexes)
         self.vision_block = (
             torch.compile(_vision_block, dynamic=True) if compiled else _vision_block
         )
@@ -245,6 +293,8 @@ class Forward:
         tiles = tiles.reshape(batch, per_image * slots, -1)[:, geometry.order]
         tiles = tiles.view(batch * per_image, slots, -1)
         filled = tiles.amax((1, 2)) > 0
+        if self.full_attention:
+            filled[:] = True  # no window is like another once it sees the whole picture
         filled[(~filled).nonzero()[:1]] = True  # one empty window stands for all of them
         kept = filled.nonzero()[:, 0]
         where = filled.cumsum(0) - 1
@@ -258,8 +308,14 @@ class Forward:
         h = F.linear(x, weight)
         position = kept % per_image
         cos, sin = geometry.cos[position][:, None], geometry.sin[position][:, None]
-        for block in visual.blocks:
-            h = self.vision_block(block, h, cos, sin, visual.config.num_heads)
+        whole = (batch, per_image * slots)
+        for number, block in enumerate(visual.blocks):
+            if number in self.full_attention:
+                turn = (c.view(1, 1, whole[1], -1) for c in (geometry.cos, geometry.sin))
+                h = self.vision_block(block, h.view(*whole, -1), *turn, visual.config.num_heads)
+                h = h.view(batch * per_image, slots, -1)
+            else:
+                h = self.vision_block(block, h, cos, sin, visual.config.num_heads)
         tokens = visual.merger(h.flatten(0, 1)).view(len(kept), slots // (MERGE * MERGE), -1)
         tokens = tokens[where].view(batch, -1, tokens.shape[-1])
         return tokens[:, geometry.inverse]
@@ -304,10 +360,13 @@ def trunk_positions(ids: np.ndarray, image_id: int, height: int, width: int) -> 
 
 
 def save_checkpoint(
-    model: Qwen2_5_VLForConditionalGeneration, folder: Path, card: dict[str, object]
+    model: Qwen2_5_VLForConditionalGeneration,
+    folder: Path,
+    card: dict[str, object],
+    own: Iterable[str] = (),
 ) -> None:
     """Write a Hugging Face folder with the tokenizer and the training card."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    build_tokenizer().save(str(folder / "tokenizer.json"))
+    build_tokenizer(own).save(str(folder / "tokenizer.json"))
     (folder / "training_card.json").write_text(json.dumps(card, indent=1, sort_keys=True))

@@ -10,10 +10,8 @@ Knows the contract's text and the nano tokenizer; knows no model.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -29,26 +27,14 @@ TRUNK, TURN_TWO, FIRST_BRANCH, PAD = 0, 1, 2, -1
 PART_IDS: tuple[str, ...] = tuple(model.id for model in CATALOGUE)
 
 
-@lru_cache(maxsize=1)
-def _ids() -> dict[str, int]:
-    return {word: i for i, word in enumerate(nano.vocabulary())}
-
-
-@lru_cache(maxsize=1)
-def _splitter() -> re.Pattern[str]:
-    return re.compile(nano._PIECES)
-
-
-@lru_cache(maxsize=65536)
 def encode(text: str) -> tuple[int, ...]:
-    """Token ids; KeyError names a word the vocabulary lacks."""
-    table = _ids()
-    return tuple(table[piece] for piece in _splitter().findall(text))
+    """Token ids in the fixed vocabulary; KeyError names a word it lacks."""
+    return nano.default_encoder().encode(text)
 
 
 @dataclass
 class Packed:
-    """One packed sequence; all lists have its length.
+    """One packed sequence in the tokens of `encoder`; all lists have its length.
 
     tokens, target (IGNORE where nothing is predicted), weight, position (3 rows), segment
     (TRUNK, TURN_TWO or a branch number) and parent (the segment a branch hangs on).
@@ -60,6 +46,7 @@ class Packed:
     position: list[tuple[int, int, int]] = field(default_factory=list)
     segment: list[int] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
+    encoder: nano.Encoder = field(default_factory=nano.default_encoder)
     _branches: int = 0
 
     def add_text(self, ids: tuple[int, ...], segment: int, start: int) -> int:
@@ -70,11 +57,12 @@ class Packed:
 
     def add_trunk(self, before: str, image: tuple[int, int] | None, after: str) -> int:
         """Append the trunk; `image` is (height, width) in pixels. Returns the next position."""
+        encode, table = self.encoder.encode, self.encoder.ids
         ids = list(encode(before))
-        pad = _ids()[tasks.IMAGE_TOKEN]
+        pad = table[tasks.IMAGE_TOKEN]
         if image is not None:
-            ids += [_ids()[tasks.IMAGE_OPEN]]
-            ids += [pad] * nano.image_tokens(*image) + [_ids()[tasks.IMAGE_CLOSE]]
+            ids += [table[tasks.IMAGE_OPEN]]
+            ids += [pad] * nano.image_tokens(*image) + [table[tasks.IMAGE_CLOSE]]
         ids += encode(after)
         positions = nano.trunk_positions(np.array(ids), pad, *(image or (28, 28)))
         for i, token in enumerate(ids):
@@ -86,6 +74,7 @@ class Packed:
         self, key: str, answer: str, start: int, parent: int = TRUNK, weight: float = 1.0
     ) -> None:
         """Append `key` and its answer line; `none` ends itself, other answers end in newline."""
+        encode = self.encoder.encode
         keys = encode(key)
         wanted = encode(answer) if answer == tasks.NONE else encode(answer + "\n")
         segment = FIRST_BRANCH + self._branches

@@ -86,11 +86,11 @@ class AuxiliaryHeads(nn.Module):
 
 
 @dataclass
-class Trainer:
-    """Model, heads, optimisers and the packed loss."""
+class PackedTrainer:
+    """Model, auxiliary heads, optimisers and the loss of packed sequences."""
 
     model: Qwen2_5_VLForConditionalGeneration
-    heads: AuxiliaryHeads
+    heads: nn.Module
     auxiliary: float
     generator: np.random.Generator
     compiled: bool = False
@@ -141,6 +141,21 @@ class Trainer:
         loss = F.cross_entropy(logits, target, reduction="none")
         return (loss * weight).sum() / weight.sum(), logits.argmax(-1) == target
 
+    def step(self, loss: torch.Tensor) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+@dataclass
+class Trainer(PackedTrainer):
+    """Trains on the two pools of scans."""
+
+    heads: AuxiliaryHeads
+
     def step_loss(
         self, kind: str, pool: SheetPool | SurfacePool, size: int
     ) -> tuple[torch.Tensor, dict[str, float]]:
@@ -170,14 +185,6 @@ class Trainer:
         figures = {name: float(value.detach()) for name, value in shown.items()}
         figures[f"{kind}_tokens_right"] = float(right.float().mean())
         return total, figures
-
-    def step(self, loss: torch.Tensor) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
 
 
 @torch.no_grad()
@@ -361,7 +368,7 @@ def train(args: argparse.Namespace) -> None:
     print(json.dumps(card))
 
 
-def save_state(path: Path, trainer: Trainer, used: float, step: int) -> None:
+def save_state(path: Path, trainer: PackedTrainer, used: float, step: int) -> None:
     """Write the resumable state through a temporary file: a kill leaves the old one whole."""
     partial = path.with_suffix(".partial")
     torch.save(
@@ -378,7 +385,7 @@ def save_state(path: Path, trainer: Trainer, used: float, step: int) -> None:
     partial.replace(path)
 
 
-def resume(path: Path, trainer: Trainer) -> tuple[float, int]:
+def resume(path: Path, trainer: PackedTrainer) -> tuple[float, int]:
     """Put the trainer where `save_state` left it; the seconds used and the steps made."""
     state = torch.load(path, weights_only=False)
     trainer.generator.bit_generator.state = state["generator"]
@@ -388,6 +395,6 @@ def resume(path: Path, trainer: Trainer) -> tuple[float, int]:
     return state["used_s"], state["step"]
 
 
-def _load_weights(state: dict[str, Any], trainer: Trainer) -> None:
+def _load_weights(state: dict[str, Any], trainer: PackedTrainer) -> None:
     trainer.model.load_state_dict(state["model"])
     trainer.heads.load_state_dict(state["heads"])

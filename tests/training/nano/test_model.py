@@ -202,14 +202,39 @@ def test_pictures_that_windows_do_not_fill_are_refused(model):
         nano.Forward(model).vision(torch.zeros(1, 84, 56, 3, dtype=torch.uint8))
 
 
-def test_a_model_with_full_attention_blocks_is_refused(model):
-    blocks = model.config.vision_config.fullatt_block_indexes
-    model.config.vision_config.fullatt_block_indexes = [1]
-    try:
-        with pytest.raises(ValueError, match="full-attention"):
-            nano.Forward(model)
-    finally:
-        model.config.vision_config.fullatt_block_indexes = blocks
+@torch.no_grad()
+@pytest.mark.parametrize("blocks", [(1,), (0, 1)])
+def test_full_attention_blocks_equal_the_library(blocks):
+    torch.manual_seed(1)
+    sizes = {"vision_width": 64, "vision_depth": 2, "text_width": 64, "text_depth": 1}
+    model = nano.build_model(**sizes, full_attention=blocks).eval()
+    for parameter in model.parameters():
+        parameter.add_(0.05 * torch.randn_like(parameter))
+    images = np.random.default_rng(6).integers(1, 256, (2, 112, 168, 3)).astype(np.uint8)
+    images[1, :56, :56] = 0
+    found = nano.Forward(model).vision(torch.from_numpy(images))
+    for image, tokens in zip(images, found, strict=True):
+        torch.testing.assert_close(tokens, library_vision(model, image), rtol=0, atol=1e-4)
+
+
+def test_a_lines_own_words_come_behind_the_fixed_ones(tmp_path):
+    fixed = nano.vocabulary()
+    own = nano.own_words(["surface joint\nmagnetic_tile", "class: blowhole", "photo r5: 5,6"])
+    assert own == ["blowhole", "magnetic_tile", "photo"]
+    words = nano.vocabulary(own)
+    assert words == [*fixed, *own]
+    encoder = nano.Encoder(tuple(words))
+    assert encoder.encode("hex_nut M8") == pack.encode("hex_nut M8"), "old text keeps its ids"
+    text = f"{tasks.TRUNK_OPEN}surface joint\nmagnetic_tile"
+    assert tuple(nano.build_tokenizer(own).encode(text).ids) == encoder.encode(text)
+    with pytest.raises(KeyError, match="blowhole"):
+        pack.encode("class: blowhole")
+    sizes = {"vision_width": 32, "vision_depth": 1, "text_width": 64, "text_depth": 1}
+    model = nano.build_model(**sizes, own=[f"word_{n}" for n in "abcdefghijklmnopqrst"])
+    assert model.config.text_config.vocab_size >= len(fixed) + 20
+    nano.save_checkpoint(model, tmp_path, {}, own)
+    stored = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    assert stored["photo"] == len(fixed) + 2
 
 
 @pytest.mark.parametrize("size", [(56, 168), (168, 336), (224, 672)])
