@@ -90,19 +90,23 @@ def _high_end(
     width = max(_BIN_PX * camera_pixel_mm, min(8.0 * span / len(values), span / 8.0), 1e-9)
     depth = round(_EDGE_REACH_PX / _BIN_PX)
     count = 4 * depth + int(0.25 * span / width) + 1
-    number = np.minimum((highest - values) / width, count).astype(np.int64)
+    near = values[values >= highest - (count + 1) * width]
+    number = np.minimum((highest - near) / width, count).astype(np.int64)
     held = np.bincount(number, minlength=count + 1)[:count].astype(np.float64)
     if not even and _in_rows(held):
         spread = _rows_spread(values, camera_pixel_mm)
         return _high_end(spread, camera_pixel_mm, poses, density, even=True)
+    # Of every bin and the `depth` bins inside of it: the fullest, and all points.
     ahead = np.concatenate([held, np.zeros(depth)])
-    inside = np.lib.stride_tricks.sliding_window_view(ahead, depth + 1)
-    full = held >= np.maximum(0.5 * poses, density * inside.max(axis=1))
+    fullest = np.max([ahead[k : k + count] for k in range(depth + 1)], axis=0)
+    below = np.concatenate([[0.0], np.cumsum(ahead)])
+    inside = below[depth + 1 :] - below[:count]
+    full = held >= np.maximum(0.5 * poses, density * fullest)
     # One of the next two bins must be full as well: a thin rim has gaps, a stray point is alone.
     full &= np.concatenate([full[1:], [True]]) | np.concatenate([full[2:], [True, True]])
     # A clump of flying points has nothing behind it.
     clump = min(_EDGE_POINTS_PER_POSE * poses, _EDGE_POINTS_SHARE * len(values))
-    full &= inside.sum(axis=1) >= clump
+    full &= inside >= clump
     first = int(np.argmax(full)) if full.any() else 0
     return max(highest - (first + 0.5) * width, highest - span / 2.0)
 
@@ -157,7 +161,8 @@ def align(
     along -= (x_low + x_high) / 2
     across -= (y_low + y_high) / 2
     centre = np.array([x_low + x_high, y_low + y_high]) / 2
-    if _heavy_end_right(along, across, clean[:, 2], max(2.0 * camera_pixel_mm, 1e-6)):
+    z = np.ascontiguousarray(clean[:, 2])
+    if _heavy_end_right(along, across, z, max(2.0 * camera_pixel_mm, 1e-6)):
         angle, along, across, centre = angle + math.pi, -along, -across, -centre
     cos, sin = math.cos(angle), math.sin(angle)
     tray_from_part = np.eye(4)
@@ -166,9 +171,10 @@ def align(
     half = np.array([x_high - x_low, y_high - y_low]) / 2
     corners = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * half
     footprint = corners @ tray_from_part[:2, :2].T + tray_from_part[:2, 3]
-    local = np.column_stack([along, across, clean[:, 2]])
+    local = np.empty((len(clean), 3), np.float32)
+    local[:, 0], local[:, 1], local[:, 2] = along, across, z
     return PartCloud(
-        points=local.astype(np.float32),
+        points=local,
         tray_from_part=tray_from_part,
         footprint=footprint.astype(np.float32),
         touches_border=touches_border,
@@ -181,7 +187,7 @@ def align(
 
 def without_flying_points(points: Cloud32, camera_pixel_mm: float) -> Cloud32:
     """The points [N, 3] that `solid` keeps."""
-    return points[solid(points, camera_pixel_mm)]
+    return points.compress(solid(points, camera_pixel_mm), axis=0)
 
 
 def solid(points: Cloud32, camera_pixel_mm: float) -> NDArray[np.bool_]:
@@ -193,17 +199,23 @@ def solid(points: Cloud32, camera_pixel_mm: float) -> NDArray[np.bool_]:
     everything = np.ones(len(points), bool)
     if len(points) < 50:
         return everything
-    low = points.min(axis=0).astype(np.float64)
-    span = points.max(axis=0) - low
+    xyz = np.ascontiguousarray(points.T)
+    low = xyz.min(axis=1).astype(np.float64)
+    span = xyz.max(axis=1) - low
     voxel = max(_VOXEL_PX * camera_pixel_mm, float((span.prod() / _MAX_VOXELS) ** (1 / 3)), 1e-9)
-    index = ((points - low) / voxel).astype(np.int64) + 1
-    shape = index.max(axis=0) + 2
-    if int(shape.prod()) > 8 * _MAX_VOXELS:
+    index = [
+        ((axis - least) / voxel).astype(np.int64) + 1 for axis, least in zip(xyz, low, strict=True)
+    ]
+    width, depth, height = (int(axis.max()) + 2 for axis in index)
+    if width * depth * height > 8 * _MAX_VOXELS:
         return everything
-    flat = (index[:, 2] * shape[1] + index[:, 1]) * shape[0] + index[:, 0]
-    grid = np.bincount(flat, minlength=int(shape.prod())).reshape(shape[::-1])
-    for axis in range(3):
-        grid = grid + np.roll(grid, 1, axis) + np.roll(grid, -1, axis)
+    flat = (index[2] * depth + index[1]) * width + index[0]
+    grid = np.bincount(flat, minlength=width * depth * height).astype(np.float32)
+    # The outermost voxels are empty, so rows and layers may be laid end to end.
+    for shape, window in (((height * depth, width), (3, 3)), ((height, depth * width), (1, 3))):
+        laid = grid.reshape(shape)
+        summed = cv2.boxFilter(laid, -1, window, normalize=False, borderType=cv2.BORDER_CONSTANT)
+        grid = np.asarray(summed, np.float32)
     near = grid.reshape(-1)[flat]
     needed = min(_MIN_NEIGHBOURS + 1.0, float(np.median(near)) / 6.0)
     keep = near >= needed
@@ -234,18 +246,23 @@ def _rectangle_angle(x: Matrix, y: Matrix, camera_pixel_mm: float, poses: int) -
         y_low, y_high = ends(cos * some_y - sin * some_x, camera_pixel_mm, per_pose)
         return (x_high - x_low) * (y_high - y_low), angle
 
-    best = min(rated(_cells_angle(counts, share)) for share in _CELL_DENSITIES)
+    typical = float(np.median(counts[counts > 0]))
+    best = min(rated(_cells_angle(counts, share * typical)) for share in _CELL_DENSITIES)
     for turn in _TURNS:
         best = min(best, rated(best[1] - turn), rated(best[1] + turn))
     return best[1] % (math.pi / 2)
 
 
-def _cells_angle(counts: NDArray[np.int64], share: float) -> float:
-    """Angle of the least-area rectangle of cells with at least `share` of the median count."""
-    kept = np.argwhere(counts >= share * float(np.median(counts[counts > 0])))
-    if len(kept) < 3:
-        kept = np.argwhere(counts > 0)
-    rectangle = cv2.minAreaRect(cv2.convexHull(kept[:, ::-1].astype(np.float32)))
+def _cells_angle(counts: NDArray[np.int64], least: float) -> float:
+    """Angle of the least-area rectangle of the cells that hold at least `least` points."""
+    kept = counts >= least
+    if np.count_nonzero(kept) < 3:
+        kept = counts > 0
+    rows = np.flatnonzero(kept.any(axis=1))
+    kept = kept[rows]  # the first and the last cell of each row have the same hull as all
+    first, last = kept.argmax(axis=1), kept.shape[1] - 1 - kept[:, ::-1].argmax(axis=1)
+    ends_of_rows = np.column_stack([np.concatenate([first, last]), np.tile(rows, 2)])
+    rectangle = cv2.minAreaRect(cv2.convexHull(ends_of_rows.astype(np.float32)))
     return math.radians(rectangle[2])
 
 
