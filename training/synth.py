@@ -60,13 +60,16 @@ def write_sheets(folder: Path, number: int, seed: int, samples: int = SHARD) -> 
 def write_surfaces(folder: Path, number: int, seed: int, samples: int = SHARD) -> None:
     """One shard of surface pictures; the same seed and number give the same bytes."""
     rng = np.random.default_rng([seed, number, 7])
-    images = np.zeros((samples, *NANO_LAYOUT.surface_size, 3), np.uint8)
+    images = np.zeros((samples, *NANO_LAYOUT.surface_size, 4), np.uint8)
     meta: dict[str, np.ndarray] = {
         "part": np.zeros(samples, np.int16),
         "size": np.zeros((samples, 3), np.float32),
         "defect": np.zeros(samples, np.uint8),
         "grid": np.zeros((samples, 3, 16, 16), bool),
         "score": np.zeros(samples, np.int8),
+        "pixel_mm": np.zeros(samples, np.float32),
+        "defect_mm": np.zeros(samples, np.float32),
+        "defect_scale": np.zeros(samples, np.float32),
     }
     for done in range(samples):
         # The class is drawn before the retries, so that classes hard to see are not thinned out.
@@ -81,7 +84,8 @@ def write_surfaces(folder: Path, number: int, seed: int, samples: int = SHARD) -
         images[done] = sample.image
         meta["part"][done], meta["defect"][done] = _INDEX[model.id], kind
         meta["size"][done], meta["grid"][done] = sample.size, sample.grid
-        meta["score"][done] = sample.score
+        meta["score"][done], meta["pixel_mm"][done] = sample.score, sample.pixel_mm
+        meta["defect_mm"][done], meta["defect_scale"][done] = sample.defect.mm, sample.defect.scale
     write_shard(folder, number, images, meta)
 
 

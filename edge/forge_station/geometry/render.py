@@ -76,8 +76,8 @@ def view_mean(
     column = np.floor(u + np.float32(width / 2)).astype(np.int32)
     row = np.floor(v + np.float32(height / 2)).astype(np.int32)
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    cell = row[inside] * width + column[inside]
-    depth = xyz[inside, axes.towards] * np.float32(axes.sign)
+    cell = row[inside].astype(np.intp) * width + column[inside]
+    depth = xyz[:, axes.towards][inside] * np.float32(axes.sign)
     nearest = np.full(height * width, -np.inf, np.float32)
     np.maximum.at(nearest, cell, depth)
     front = depth >= nearest[cell] - np.float32(1.5 * mm_per_px)
