@@ -94,8 +94,8 @@ def _drop_seen_through(depth: FloatImage, behind_mm: float) -> FloatImage:
     values = np.where(mask, depth, np.float32(-1e9))
     nearest = cv2.dilate(values, np.ones((5, 5), np.uint8))
     front = mask & (values >= nearest - np.float32(behind_mm))
-    fronts = cv2.boxFilter(front.astype(np.float32), -1, (5, 5), normalize=False)
-    filled = cv2.boxFilter(mask.astype(np.float32), -1, (5, 5), normalize=False)
+    fronts = _count(front)
+    filled = _count(mask)
     out = depth.copy()
     out[mask & ~front & (fronts > 0.5 * filled)] = np.nan
     return out
@@ -105,7 +105,7 @@ def _fill_pinholes(depth: FloatImage) -> FloatImage:
     """Fill empty pixels of which half of the 5 x 5 window is surface: more than at any edge."""
     mask = np.isfinite(depth)
     values = np.where(mask, depth, np.float32(0))
-    neighbours = cv2.boxFilter(mask.astype(np.float32), -1, (5, 5), normalize=False)
+    neighbours = _count(mask)
     fill = ~mask & (neighbours > 11.5)
     weight = cv2.GaussianBlur(mask.astype(np.float32), (5, 5), 1.0)
     total = cv2.GaussianBlur(values, (5, 5), 1.0)
@@ -114,13 +114,20 @@ def _fill_pinholes(depth: FloatImage) -> FloatImage:
     return out
 
 
+def _count(mask: NDArray[np.bool_]) -> FloatImage:
+    """How many pixels of each 5 x 5 window are set; beyond the border there are none."""
+    ones = mask.astype(np.float32)
+    border = cv2.BORDER_CONSTANT
+    return np.asarray(cv2.boxFilter(ones, -1, (5, 5), normalize=False, borderType=border))
+
+
 def _masked_blur(values: FloatImage, mask: FloatImage, sigma: float) -> FloatImage:
     weight = cv2.GaussianBlur(mask, (0, 0), sigma)
     total = cv2.GaussianBlur(values, (0, 0), sigma)
     return np.asarray(total / np.maximum(weight, np.float32(1e-4)), np.float32)
 
 
-def _slope(depth: FloatImage, axis: int) -> FloatImage:
+def slope(depth: FloatImage, axis: int) -> FloatImage:
     """Depth change per pixel along an axis; one-sided where a neighbour is empty, else 0."""
     ahead = np.roll(depth, -1, axis) - depth
     behind = depth - np.roll(depth, 1, axis)
@@ -140,7 +147,7 @@ def shade(view: View) -> ByteImage:
     smooth = _masked_blur(np.where(filled, view.depth, np.float32(0)), mask, 0.7)
     depth: FloatImage = np.where(filled, smooth, np.float32(np.nan))
     depth = depth / np.float32(view.mm_per_px)
-    right, down = _slope(depth, 1), _slope(depth, 0)
+    right, down = slope(depth, 1), slope(depth, 0)
     inverse = 1.0 / np.sqrt(1.0 + right * right + down * down)
     light = 0.30 + 0.55 * inverse + 0.18 * inverse * (0.6 * down + 0.4 * right)
     grey = np.clip(light, 0.0, 1.0) * 200.0 + 40.0
