@@ -15,10 +15,18 @@ import torch
 
 from forge_station.contract import tasks
 from forge_station.contract.catalogue import CATALOGUE, WORKPIECES
-from forge_station.contract.views import MARKS, NANO_LAYOUT, VIEWS
+from forge_station.contract.views import (
+    CHANNELS,
+    DIFFERENCE,
+    MARKS,
+    NANO_LAYOUT,
+    SURFACE_CHANNELS,
+    VIEWS,
+)
 from forge_station.geometry import sheet
 from training.nano import pack
 
+BLANK = "blank"
 _WORKPIECE_OF = np.array([WORKPIECES.index(model.workpiece) for model in CATALOGUE])
 
 
@@ -157,22 +165,61 @@ class SurfaceBatch:
     defect: torch.Tensor
 
 
+STORED_CHANNELS = (*CHANNELS, DIFFERENCE)
+"""Channels of a stored surface picture; the model is shown three of them."""
+NO_REFERENCE = 0.1
+"""Share of training pictures whose difference is blank: parts without a reference."""
+
+
 @dataclass(frozen=True)
 class SurfacePool:
-    """Surface pictures with class, score and grid."""
+    """Surface pictures with class, score and grid. `channels`: which three the model sees.
+
+    A name may be `blank`: an ablation takes a channel away and leaves all else as it is.
+    """
 
     shards: _Shards
+    channels: tuple[str, str, str] = SURFACE_CHANNELS
+    no_reference: float = 0.0
 
     @classmethod
-    def open(cls, data: Path, name: str) -> SurfacePool:
-        return cls(_open(data, name))
+    def open(
+        cls,
+        data: Path,
+        name: str,
+        channels: tuple[str, str, str] | None = None,
+        no_reference: float = 0.0,
+    ) -> SurfacePool:
+        """`channels` None: with the difference where the pool has it, else without."""
+        shards = _open(data, name)
+        stored = STORED_CHANNELS[: shards.images[0].shape[-1]]
+        if channels is None:
+            channels = SURFACE_CHANNELS if DIFFERENCE in stored else CHANNELS
+        lacking = [c for c in channels if c != BLANK and c not in stored]
+        if lacking:
+            raise SystemExit(
+                f"pool {data / name}: its pictures have {', '.join(stored)}, not "
+                f"{', '.join(lacking)}; write it again with `python -m training.synth {name}`"
+            )
+        return cls(shards, channels, no_reference)
 
     def __len__(self) -> int:
         return len(self.shards)
 
+    def pictures(self, index: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Pictures uint8 [B, H, W, 3] in the pool's channels."""
+        stored = np.stack([self.shards.image(i) for i in index.tolist()])
+        out = np.zeros((*stored.shape[:3], 3), np.uint8)
+        for place, name in enumerate(self.channels):
+            if name != BLANK:
+                out[..., place] = stored[..., STORED_CHANNELS.index(name)]
+            if name == DIFFERENCE and self.no_reference > 0:
+                out[rng.random(len(index)) < self.no_reference, ..., place] = 0
+        return out
+
     def batch(self, index: np.ndarray, rng: np.random.Generator) -> SurfaceBatch:
         meta = self.shards.meta
-        images = np.stack([self.shards.image(i) for i in index.tolist()])
+        images = self.pictures(index, rng)
         packed = []
         for i in index.tolist():
             size = meta["size"][i] * rng.normal(1, 0.005, 3)

@@ -32,7 +32,7 @@ from forge_station.contract.views import MARKS, NANO_LAYOUT, VIEWS
 from training.data.surface_samples import PROMISED_SURFACE
 from training.nano import model as nano
 from training.nano import pack
-from training.nano.pools import SheetPool, SurfacePool
+from training.nano.pools import NO_REFERENCE, SheetPool, SurfacePool
 
 TEXT_BATCH = 64
 DEFECT_SIZES = (
@@ -321,8 +321,12 @@ def train(args: argparse.Namespace) -> None:
     budget, validated = args.minutes * 60, used
     recent: dict[str, list[float]] = {}
     sheets = SheetPool.open(args.data, "sheet", args.without)
-    surfaces = SurfacePool.open(args.data, "surface")
-    held = (SheetPool.open(args.data, "sheet-val"), SurfacePool.open(args.data, "surface-val"))
+    shown = tuple(args.surface_channels)
+    surfaces = SurfacePool.open(args.data, "surface", shown, NO_REFERENCE)
+    held = (
+        SheetPool.open(args.data, "sheet-val"),
+        SurfacePool.open(args.data, "surface-val", shown),
+    )
     bar = tqdm(total=round(budget), initial=round(used), unit="s", mininterval=5, desc="sft")
     while used < budget:
         begun = time.perf_counter()
@@ -339,7 +343,7 @@ def train(args: argparse.Namespace) -> None:
         bar.set_postfix(step=step, refresh=False)
         if step % 200 == 0:  # the pools may still grow
             sheets = SheetPool.open(args.data, "sheet", args.without)
-            surfaces = SurfacePool.open(args.data, "surface")
+            surfaces = SurfacePool.open(args.data, "surface", shown, NO_REFERENCE)
         if used - validated >= args.every * 60 or used >= budget:
             validated = used
             row: dict[str, float] = {"step": step, "seconds": round(used), "rate": round(rate, 3)}
@@ -359,6 +363,7 @@ def train(args: argparse.Namespace) -> None:
         "none_weight": pack.NONE_WEIGHT,
         "train_sheets": len(sheets),
         "train_surfaces": len(surfaces),
+        "surface_channels": list(shown),
         "surface_promised_for": ", ".join(PROMISED_SURFACE),
         "defect_sizes": DEFECT_SIZES,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),

@@ -3,9 +3,10 @@
 Knows names, axes and pixel layout only; drawing is `geometry.render` and `geometry.sheet`.
 
 Every picture is metric: one millimetre-per-pixel for all panels of one picture. The channels of a
-picture are RGB = (shade, relief, height), background 0 (see `geometry.render`). The layout is the
-same at every model size; only `cell` and `panel` change (nano 56 and 224 px, 3B 196 and 448 px),
-always multiples of the vision token side (patch 14 x merge 2 = 28 px).
+picture are RGB = (shade, relief, height), background 0 (see `geometry.render`); a bundle can be
+trained to see the difference from a reference in place of the height. The layout is the same at
+every model size; only `cell` and `panel` change (nano 56 and 224 px, 3B 196 and 448 px), always
+multiples of the vision token side (patch 14 x merge 2 = 28 px).
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ PHOTO = "photo"
 """View name of a grid on a photo: 16 x 16 cells over the whole photo, whatever its aspect."""
 MARKS = "ABCDEF"
 CHANNELS: tuple[str, str, str] = ("shade", "relief", "height")
+DIFFERENCE = "difference"
+SURFACE_CHANNELS: tuple[str, str, str] = ("shade", "relief", DIFFERENCE)
+"""Of a surface picture where the part has a reference (`geometry.reference`) to differ from."""
 
 
 @dataclass(frozen=True)

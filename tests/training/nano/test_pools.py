@@ -52,8 +52,30 @@ def test_samples_are_found_across_shards(tmp_path):
     expected = [*first["defect"][[0, -1]], *second["defect"][[0, 3]]]
     assert drawn.defect.tolist() == expected
     images = np.load(tmp_path / "surface" / "00001.images.npy")
-    assert np.array_equal(drawn.images[2].numpy(), images[0])
-    assert np.array_equal(drawn.images[3].numpy(), images[3])
+    assert np.array_equal(drawn.images[2].numpy(), images[0][..., [0, 1, 3]])
+    assert np.array_equal(drawn.images[3].numpy(), images[3][..., [0, 1, 3]])
+
+
+def test_a_channel_can_be_taken_away_and_a_missing_one_is_named(tmp_path):
+    write_surfaces(tmp_path / "surface", 0, 1)
+    rng = np.random.default_rng(0)
+    shown = SurfacePool.open(tmp_path, "surface").pictures(np.arange(4), rng)
+    blank = SurfacePool.open(tmp_path, "surface", ("shade", "blank", "difference"))
+    assert not blank.pictures(np.arange(4), rng)[..., 1].any()
+    assert np.array_equal(blank.pictures(np.arange(4), rng)[..., [0, 2]], shown[..., [0, 2]])
+    images = np.load(tmp_path / "surface" / "00000.images.npy")
+    np.save(tmp_path / "surface" / "00000.images.npy", images[..., :3])
+    assert SurfacePool.open(tmp_path, "surface").channels == ("shade", "relief", "height")
+    with pytest.raises(SystemExit, match="difference"):
+        SurfacePool.open(tmp_path, "surface", ("shade", "relief", "difference"))
+
+
+def test_parts_without_a_reference_have_a_blank_difference(tmp_path):
+    write_surfaces(tmp_path / "surface", 0, 1)
+    pool = SurfacePool.open(tmp_path, "surface", no_reference=0.5)
+    drawn = pool.pictures(np.tile(np.arange(8), 25), np.random.default_rng(0))
+    without = ~drawn[..., 2].any(axis=(1, 2))
+    assert 0.35 < without.mean() < 0.65 and drawn[without][..., 0].any()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="training needs the extra training")
 import torch
 
 from forge_station.contract import tasks
-from forge_station.contract.views import MARKS
+from forge_station.contract.views import MARKS, SURFACE_CHANNELS
 from tests.training.nano.tiny_pools import write_pools
 from training.nano import model as nano
 from training.nano import pack, sft
@@ -184,7 +184,7 @@ def arguments(data: Path, out: Path, minutes: float, **more: object) -> argparse
     defaults: dict[str, object] = {"data": data, "out": out, "minutes": minutes, "batch": 2}
     defaults |= {"surface": 0.5, "auxiliary": 0.5, "decay": 0.3, "every": 5.0, "validate": 4}
     defaults |= {"compile": False, "threads": 1, "seed": 0, "init": None, "resume": False}
-    defaults |= {"without": []}
+    defaults |= {"without": [], "surface_channels": SURFACE_CHANNELS}
     return argparse.Namespace(**{**defaults, **more})
 
 

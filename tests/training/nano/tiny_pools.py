@@ -54,9 +54,9 @@ def write_surfaces(
     defect = np.arange(samples, dtype=np.uint8) % len(tasks.SURFACE_CLASSES)
     grid = np.zeros((samples, 3, 16, 16), bool)
     grid[defect > 0, 2, 5, 4:7] = True
-    images = np.zeros((samples, *NANO_LAYOUT.surface_size, 3), np.uint8)
+    images = np.zeros((samples, *NANO_LAYOUT.surface_size, 4), np.uint8)
     side = NANO_LAYOUT.panel
-    images[:, :, 2 * side :] = rng.integers(0, 255, (samples, side, side, 3))
+    images[:, :, 2 * side :] = rng.integers(0, 255, (samples, side, side, 4))
     meta = {
         "part": rng.integers(0, len(CATALOGUE), samples).astype(np.int16),
         "size": rng.uniform(2, 40, (samples, 3)).astype(np.float32),
