@@ -18,10 +18,16 @@ from types import ModuleType
 from typing import Any
 
 from training.data import leakage
-from training.data.loaders import contact, masks, names, splits, writing
+from training.data.loaders import coco, contact, labelme, masks, names, splits, writing, yolo
 from training.data.loaders.sample import Grouping, LoadError, Problems
 
-SOURCES: dict[str, ModuleType] = {"masks": masks, "names": names}
+SOURCES: dict[str, ModuleType] = {
+    "masks": masks,
+    "names": names,
+    "coco": coco,
+    "labelme": labelme,
+    "yolo": yolo,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,7 +11,6 @@ where every number above 0 is defective.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +20,6 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from forge_station.contract import grid, tasks
-from training.data import conversations
-from training.data.conversations import PHOTO
-from training.data.examples import Message
 from training.data.loaders.sample import (
     PICTURE_SUFFIXES,
     Grouping,
@@ -32,10 +28,12 @@ from training.data.loaders.sample import (
     Picture,
     Problems,
     Sample,
+    class_name,
     pictures_in,
     sample_id,
     word,
 )
+from training.data.loaders.surfaces import photo_surface
 
 NORMAL_FOLDERS = ("normal", "good", "ok", "free", "clean")
 _CLASS_NUMBERS = 32
@@ -157,12 +155,6 @@ def load(
     return Loaded(word(part), samples, vanished.figures() | {"coverage": coverage})
 
 
-def photo_surface(part: str, defect: str, cells: NDArray[np.bool_]) -> tuple[Message, ...]:
-    """The surface conversation of a photo: no measured size, one grid, score by its cells."""
-    score = tasks.surface_score(float(cells.mean()))
-    return conversations.surface(f"surface joint\n{word(part)}", defect, score, {PHOTO: cells})
-
-
 def class_names(folders: list[str]) -> dict[str, str]:
     """Folder -> class: lower case, without the words that all begin with; good ones `normal`."""
     words = [word(name).split("_") for name in folders]
@@ -173,21 +165,19 @@ def class_names(folders: list[str]) -> dict[str, str]:
         common += 1
     names = ["_".join(w[common:]) for w in words]
     return {
-        folder: tasks.NORMAL if name in NORMAL_FOLDERS else name
+        folder: tasks.NORMAL if name in NORMAL_FOLDERS else class_name(name)
         for folder, name in zip(folders, names, strict=True)
     }
 
 
 def parse_classes(text: str) -> dict[str, str]:
-    """`MT_Free=normal,MT_Crack=crack` -> folder -> class."""
+    """`MT_Free=normal,MT_Crack=crack` -> name in the source -> class."""
     out = {}
     for item in text.split(","):
         folder, equals, name = item.partition("=")
-        if not equals or not folder.strip() or not re.fullmatch(r"[a-z0-9_]+", name.strip()):
-            raise LoadError(
-                "not a class", which="--classes", expected="FOLDER=lower_case_name,...", got=item
-            )
-        out[folder.strip()] = name.strip()
+        if not equals or not folder.strip():
+            raise LoadError("not a class", which="--classes", expected="NAME=class", got=item)
+        out[folder.strip()] = class_name(name.strip())
     return out
 
 

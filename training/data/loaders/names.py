@@ -21,6 +21,7 @@ from training.data.loaders.sample import (
     Picture,
     Problems,
     Sample,
+    part_name,
     pictures_in,
     sample_id,
 )
@@ -72,7 +73,7 @@ def load(
 
 def photo_positions(found: Mapping[str, str]) -> tuple[Message, ...]:
     """What lies at each mark of a photo, as a marks sheet without sizes: `A: screw`, `B: none`."""
-    return conversations.sheet(f"positions\n{' '.join(found)}", found)
+    return conversations.sheet(tasks.positions_facts(list(found)), found)
 
 
 def positions(stem: str, pattern: re.Pattern[str], values: Mapping[str, str]) -> dict[str, str]:
@@ -107,7 +108,7 @@ def parse_values(text: str) -> dict[str, str]:
     out = {}
     for item in text.split(","):
         code, equals, meaning = item.partition("=")
-        if not equals or not meaning.strip() or re.search(r"[:\n]", meaning):
+        if not equals:
             raise LoadError("not a value", which="--values", expected="code=meaning", got=item)
-        out[code.strip()] = meaning.strip()
+        out[code.strip()] = part_name(meaning.strip())
     return out

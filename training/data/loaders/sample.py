@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import typing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from forge_station.contract.error import ContractError, Fault
+from forge_station.contract.manifest import ClassName, PartName
 from training.data.examples import Message
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
@@ -182,6 +184,24 @@ def sample_id(folder: Path, path: Path) -> str:
 def word(text: str) -> str:
     """A class or part name as the model writes it: lower case, no spaces, no colon."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+
+
+def class_name(text: str) -> str:
+    """A defect class that a bundle can carry; LoadError else."""
+    return _checked(ClassName, text, "class", "rename it with --classes OLD=new")
+
+
+def part_name(text: str) -> str:
+    """What can stand at a mark, as a bundle can carry it; LoadError else."""
+    return _checked(PartName, text, "part", "give it another name")
+
+
+def _checked(kind: Any, text: str, which: str, action: str) -> str:
+    (limit,) = typing.get_args(kind)[1:]
+    allowed = limit.violated_by(text)
+    if allowed:
+        raise LoadError("not a name", which=which, expected=allowed, got=repr(text), action=action)
+    return text
 
 
 class Grouping:
