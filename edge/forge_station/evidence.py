@@ -1,5 +1,10 @@
-"""What is kept of an inspection for people: its picture and its verdict, as files.
+"""What is kept of an inspection, as files: its picture and verdict for people, the model's input.
 
+    <name>.png, <name>.verdict.json
+    <name>.input.json               which pictures the model was given, and the facts beside each
+    <name>.sheet.png, <name>.surface-A.png ...      those pictures, to the bit
+
+With a person's label the last ones become training examples (`training.load evidence`).
 It does not decide or inspect. Files appear whole or not at all, and a disk that is full or
 read-only is a warning, never an error: the verdict goes to MES by another way.
 """
@@ -13,9 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_station.contract import tasks
 from forge_station.contract.catalogue import WORKPIECES
 from forge_station.contract.verdict import Outcome, PartReading, SurfaceReading, Verdict
 from forge_station.contract.views import AXES, MARKS, NANO_LAYOUT, VIEWS, Layout
@@ -26,6 +33,7 @@ from forge_station.pipeline import Inspection
 
 ByteImage = NDArray[np.uint8]
 
+INPUT_SCHEMA = "forge-station.input/1.0"
 VIEW_PX = 480
 """Longest side of a rendered view in pixels: several times what the model is given."""
 _NAMES = re.compile(rf"\b(?:{'|'.join(WORKPIECES)})\b")
@@ -52,6 +60,8 @@ class Stored:
 
     verdict: Path | None
     picture: Path | None
+    inputs: tuple[Path, ...] = ()
+    """What the model was given: its pictures, and last the JSON that lists them."""
     warnings: tuple[str, ...] = ()
 
 
@@ -87,32 +97,81 @@ def picture_of(
 def store(
     folder: Path, inspection: Inspection, layout: Layout = NANO_LAYOUT, name: str | None = None
 ) -> Stored:
-    """Write `<name>.png` and `<name>.verdict.json`; the default name is serial and result id.
+    """Write the files of an inspection; the default name is serial and result id.
 
     Never raises for the file system: what could not be written is in `warnings`.
     """
-    return store_files(
-        folder,
-        name or default_name(inspection.verdict),
-        inspection.verdict,
-        picture_of(inspection, layout),
-    )
+    name = name or default_name(inspection.verdict)
+    png = picture_of(inspection, layout)
+    return store_files(folder, name, inspection.verdict, png, inputs_of(inspection, name))
 
 
-def store_files(folder: Path, name: str, verdict: Verdict, png: bytes) -> Stored:
-    """As `store`, of a picture that is drawn already."""
-    text = json.dumps(verdict.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+def store_files(
+    folder: Path,
+    name: str,
+    verdict: Verdict,
+    png: bytes,
+    inputs: Mapping[str, bytes] | None = None,
+) -> Stored:
+    """As `store`, of a picture that is drawn already and of `inputs_of`."""
     warnings: list[str] = []
-    paths: list[Path | None] = []
-    for suffix, content in ((".png", png), (".verdict.json", f"{text}\n".encode())):
-        path = folder / f"{name}{suffix}"
+
+    def written(path: Path, content: bytes) -> Path | None:
         try:
             _write_whole(path, content)
-            paths.append(path)
         except OSError as error:
-            paths.append(None)
             warnings.append(f"evidence not written ({path}): {error.strerror or error}")
-    return Stored(verdict=paths[1], picture=paths[0], warnings=tuple(warnings))
+            return None
+        return path
+
+    picture = written(folder / f"{name}.png", png)
+    kept = written(folder / f"{name}.verdict.json", _json(verdict.to_dict()))
+    files: list[Path] = []
+    for file, content in (inputs or {}).items() if kept is not None else ():
+        path = written(folder / file, content)
+        if path is None:
+            break
+        files.append(path)
+    return Stored(kept, picture, tuple(files), tuple(warnings))
+
+
+def inputs_of(inspection: Inspection, name: str) -> dict[str, bytes]:
+    """File name -> content of what the model was given; {} when it was given nothing.
+
+    PNG channels are those of the model's picture (red shade, green relief, blue height). The JSON
+    comes last, so that whoever finds it finds the pictures.
+    """
+    parts = {part.mark: part for part in inspection.verdict.parts if part.size_mm is not None}
+    files: dict[str, bytes] = {}
+    listed: list[dict[str, str]] = []
+    if inspection.marks_picture is not None and parts:
+        sizes = {mark: part.size_mm for mark, part in parts.items() if part.size_mm}
+        facts = tasks.sheet_facts(sizes, inspection.marks_picture.mm_per_px)
+        files[f"{name}.sheet.png"] = _exact(inspection.marks_picture.image)
+        listed.append({"file": f"{name}.sheet.png", "facts": facts})
+    for mark, seen in sorted(inspection.surface_pictures.items()):
+        if mark in parts and (size := parts[mark].size_mm):
+            file = f"{name}.surface-{mark}.png"
+            files[file] = _exact(seen.image)
+            facts = tasks.surface_facts(parts[mark].part, size)
+            listed.append({"file": file, "mark": mark, "facts": facts})
+    if listed:
+        result = {"schema": INPUT_SCHEMA, "result_id": inspection.verdict.result_id}
+        files[f"{name}.input.json"] = _json(result | {"pictures": listed})
+    return files
+
+
+def _exact(image: ByteImage) -> bytes:
+    """PNG bytes, written fast: these files are kept for later, not sent."""
+    swap = cv2.COLOR_RGB2BGR if image.shape[2] == 3 else cv2.COLOR_RGBA2BGRA
+    done, data = cv2.imencode(".png", cv2.cvtColor(image, swap), [cv2.IMWRITE_PNG_COMPRESSION, 1])
+    if not done:
+        raise ValueError(f"PNG encoding failed for an image of shape {image.shape}")
+    return data.tobytes()
+
+
+def _json(data: object) -> bytes:
+    return f"{json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)}\n".encode()
 
 
 def default_name(verdict: Verdict) -> str:
@@ -265,6 +324,7 @@ __all__: Sequence[str] = (
     "Stored",
     "default_name",
     "file_name",
+    "inputs_of",
     "picture_of",
     "store",
     "store_files",

@@ -62,6 +62,8 @@ class Inspection:
     parts: tuple[PartCloud, ...]
     surface_pictures: Mapping[str, sheet.Sheet]
     """Mark -> picture, for parts whose surface was looked at."""
+    marks_picture: sheet.Sheet | None = None
+    """The marks sheet that was read; None when nothing was."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class Inspector:
         readings: tuple[PartReading, ...] = ()
         surfaces: list[checks.SurfaceRead] = []
         pictures: dict[str, sheet.Sheet] = {}
+        picture: sheet.Sheet | None = None
         stopped = any(problem.level == "ERROR" for problem in problems)
         if not stopped and 0 < len(parts) <= len(MARKS):
             try:
@@ -173,7 +176,7 @@ class Inspector:
             surface=tuple(item.reading for item in surfaces),
             grids=tuple(grid for item in surfaces for grid in item.grids),
         )
-        return Inspection(verdict, tuple(parts), pictures)
+        return Inspection(verdict, tuple(parts), pictures, picture)
 
     def failed(self, job: Job, error: StationError, watch: Stopwatch | None = None) -> Inspection:
         """The ERROR verdict of a part whose data could not be used at all."""

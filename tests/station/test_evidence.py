@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -123,6 +124,32 @@ def test_files_are_named_after_serial_and_result_and_hold_the_verdict(tmp_path):
     assert Verdict.from_dict(json.loads(stored.verdict.read_text())) == found.verdict
     decoded(stored.picture.read_bytes())
     assert len(list(stored.verdict.parent.iterdir())) == 2
+
+
+def test_the_input_of_the_model_is_kept_to_the_bit(tmp_path):
+    found = inspection(parts=2, cells=((7, 14),))
+    picture = sheet.marks_sheet([part.points for part in found.parts], (0, 2), NANO_LAYOUT)
+    found = replace(found, marks_picture=picture)
+    stored = evidence.store(tmp_path, found)
+    *pictures, listing = stored.inputs
+    assert [path.name.partition(".")[2] for path in pictures] == ["sheet.png", "surface-A.png"]
+    seen = [picture.image, found.surface_pictures["A"].image]
+    for path, image in zip(pictures, seen, strict=True):
+        assert np.array_equal(cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB), image)
+    data = json.loads(listing.read_text())
+    assert data["result_id"] == found.verdict.result_id
+    whole, single = data["pictures"]
+    assert whole["facts"].startswith("marks scale") and "B: 30.0 8.0 6.0" in whole["facts"]
+    assert single["mark"] == "A" and single["facts"] == "surface joint\npin 6x30\n30.0 8.0 6.0"
+
+
+def test_a_picture_of_four_channels_is_kept(tmp_path):
+    found = inspection(cells=((7, 14),))
+    four = np.random.default_rng(0).integers(0, 255, (16, 48, 4), np.uint8)
+    seen = replace(found.surface_pictures["A"], image=four)
+    stored = evidence.store(tmp_path, replace(found, surface_pictures={"A": seen}))
+    read = cv2.imread(str(stored.inputs[0]), cv2.IMREAD_UNCHANGED)
+    assert np.array_equal(cv2.cvtColor(read, cv2.COLOR_BGRA2RGBA), four)
 
 
 def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path):

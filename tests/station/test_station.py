@@ -218,8 +218,8 @@ def test_evidence_is_stored_beside_the_verdict(bench):
     assert done.warnings == ()
     assert done.picture is not None
     assert done.picture.read_bytes().startswith(b"\x89PNG")
-    files = sorted(path.name for path in (bench.folder / "evidence").iterdir())
-    assert len(files) == 2
+    names = [path.name.partition(".")[2] for path in (bench.folder / "evidence").iterdir()]
+    assert sorted(names) == ["input.json", "png", "sheet.png", "surface-A.png", "verdict.json"]
     text = next((bench.folder / "evidence").glob("*.verdict.json")).read_text()
     assert Verdict.from_dict(json.loads(text)) == done.verdict
 
