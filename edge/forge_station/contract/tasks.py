@@ -157,18 +157,19 @@ def parse_letter(text: str, options: Sequence[str], *, strict_first_letter: bool
     return NONE if text.strip(" .\n").lower() == NONE and NONE in options else ""
 
 
-def parse_surfinsp(text: str) -> tuple[str, list[str]]:
+def parse_surfinsp(text: str, classes: Sequence[str] = DEFECT_CLASSES) -> tuple[str, list[str]]:
     """The benchmark's two-part surface answer -> (class or "", warnings).
 
-    `Part 1: Yes` is normal; `Part 1: No` takes the class of `Part 2: A..D`. Yes with a letter is
-    normal with a warning; No without a letter has no class.
+    `Part 1: Yes` is normal; `Part 1: No` takes the class of `Part 2: A..D`, in the order of
+    `classes`. Yes with a letter is normal with a warning; No without a letter has no class.
     """
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(classes)]
     first = re.search(r"part\s*1\s*:\s*(yes|no)\b", text, re.IGNORECASE)
-    second = re.search(r"part\s*2\s*:\s*\(?([A-D])\b", text, re.IGNORECASE)
+    second = re.search(rf"part\s*2\s*:\s*\(?([{letters}])\b", text, re.IGNORECASE)
     if first is None:
         return "", ["no `Part 1: Yes|No` line"]
     if first.group(1).lower() == "yes":
         return NORMAL, (["Part 1 is Yes but Part 2 names a defect"] if second else [])
     if second is None:
         return "", ["Part 1 is No but Part 2 names no defect"]
-    return DEFECT_CLASSES["ABCD".index(second.group(1).upper())], []
+    return classes[letters.index(second.group(1).upper())], []
