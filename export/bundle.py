@@ -1,7 +1,8 @@
 """Write the bundle folder of a checkpoint: graphs, embeddings, tokenizer, line, manifest, card.
 
     python -m export.bundle --checkpoint runs/nano --out station_config/demo/bundle \
-        --precision int8 --line station_config/demo/line.yaml --name demo-nano --version 0.1.0
+        --precision int8 --line station_config/demo/line.yaml --references references.npz \
+        --name demo-nano --version 0.2.0
 
 The folder appears complete or not at all: everything is written beside it and renamed at the end.
 Signing is another step. The last line of the output is one JSON object.
@@ -31,11 +32,24 @@ from export.network import Network, read_network
 from export.quantize import PRECISIONS, storage
 from export.tensors import Checkpoint
 from export.vision import write_vision
-from forge_station.contract import CONTRACT_VERSION, spec
+from forge_station.contract import CONTRACT_VERSION, record, spec
 from forge_station.contract.error import StationError
-from forge_station.contract.manifest import MANIFEST_NAME, FileEntry, Manifest
-from forge_station.contract.views import LARGE_LAYOUT, NANO_LAYOUT, Layout
+from forge_station.contract.manifest import (
+    MANIFEST_NAME,
+    FileEntry,
+    Manifest,
+    PhotoInput,
+    Vocabulary,
+)
+from forge_station.contract.views import (
+    CHANNELS,
+    DIFFERENCE,
+    LARGE_LAYOUT,
+    NANO_LAYOUT,
+    Layout,
+)
 from forge_station.errors import InputError
+from forge_station.geometry import reference_io
 from forge_station.vlm.grammar import columns
 from forge_station.vlm.model import DECODER, EMBED, IMAGE_TOKEN, TOKENIZER, VISION
 from forge_station.vlm.text import TextCodec
@@ -58,6 +72,8 @@ class Release:
     layout: str | None = None
     """`nano` or `large` pictures; None: nano for a window of 56 px."""
     line: Path | None = None
+    references: Path | None = None
+    """`references.npz` of the line's parts, for a model that is shown the difference from them."""
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     thresholds: Mapping[str, float] = field(default_factory=dict)
     created: str = ""
@@ -87,7 +103,8 @@ def write_bundle(
     network = read_network(checkpoint_folder)
     codec = _check_tokenizer(checkpoint_folder / TOKENIZER, network)
     card = _training_card(checkpoint_folder / TRAINING_CARD)
-    line_name = _check_line(release.line, codec)
+    line_name, inspected = _check_line(release.line, codec)
+    _check_references(release.references, card, inspected)
     _check_space(out.absolute().parent, checkpoint, network, release.precision)
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -96,6 +113,8 @@ def write_bundle(
         _write_files(checkpoint, network, partial, release, progress)
         if release.line is not None:
             shutil.copyfile(release.line, partial / LINE)
+        if release.references is not None:
+            shutil.copyfile(release.references, partial / reference_io.FILE)
         draft = _manifest(checkpoint, network, codec, release, card, line_name, {})
         text = model_card.render(draft, card, release.evaluation)
         (partial / CARD).write_text(text, encoding="utf-8")
@@ -203,7 +222,22 @@ def _manifest(
         training={**card, **({"evaluation": release.evaluation} if release.evaluation else {})},
         created=release.created,
         line=line,
+        surface_channels=_surface_channels(card),
+        vocabulary=record.read(Vocabulary, card.get("vocabulary", {}), "training card, vocabulary"),
+        photo=_photo_input(card),
     )
+
+
+def _photo_input(card: Mapping[str, Any]) -> PhotoInput | None:
+    """What the training card says of photos; None for a model of scans."""
+    if card.get("photo") is None:
+        return None
+    return record.read(PhotoInput, card["photo"], "training card, photo")
+
+
+def _surface_channels(card: Mapping[str, Any]) -> tuple[str, str, str]:
+    first, second, third = card.get("surface_channels", CHANNELS)
+    return str(first), str(second), str(third)
 
 
 def _check_tokenizer(path: Path, network: Network) -> TextCodec:
@@ -235,10 +269,10 @@ def _training_card(path: Path) -> dict[str, Any]:
     return card
 
 
-def _check_line(path: Path | None, codec: TextCodec) -> str:
-    """Name of the line of a valid line file whose parts the model can name; "" without one."""
+def _check_line(path: Path | None, codec: TextCodec) -> tuple[str, frozenset[str]]:
+    """Name of the line, and its parts whose surface is inspected; the model can name all parts."""
     if path is None:
-        return ""
+        return "", frozenset()
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
@@ -246,7 +280,24 @@ def _check_line(path: Path | None, codec: TextCodec) -> str:
     line = spec.parse_line(data, which=str(path))
     for part in {part for product in line.products for part in product.parts}:
         codec.encode(part)
-    return line.line
+    inspected = {part for p in line.products if "surface" in p.checks for part in p.parts}
+    return line.line, frozenset(inspected)
+
+
+def _check_references(
+    path: Path | None, card: Mapping[str, Any], inspected: frozenset[str]
+) -> None:
+    """A model that compares needs a reference of every part whose surface the line inspects."""
+    known = frozenset(reference_io.load(path)) if path is not None else frozenset()
+    lacking = sorted(inspected - known)
+    if DIFFERENCE in _surface_channels(card) and lacking:
+        raise InputError(
+            "parts without a reference",
+            which=path or "--references",
+            expected=f"a reference of {', '.join(lacking)}",
+            got=f"{len(known)} references" if path else "none",
+            action="make them: python -m training.references --line LINE --out references.npz",
+        )
 
 
 def _check_space(folder: Path, checkpoint: Checkpoint, network: Network, precision: str) -> None:
@@ -291,6 +342,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="bundle folder to write")
     parser.add_argument("--precision", choices=sorted(PRECISIONS), default="int8")
     parser.add_argument("--line", type=Path, help="line.yaml to put into the bundle")
+    parser.add_argument(
+        "--references", type=Path, help="references.npz of the line (python -m training.references)"
+    )
     parser.add_argument("--name", help="bundle name; default: name of the output folder")
     parser.add_argument("--version", default="0.1.0")
     parser.add_argument("--release", type=int, default=1, help="release counter, only ever grows")
@@ -310,6 +364,7 @@ def main() -> int:
             precision=args.precision,
             layout=args.layout,
             line=args.line,
+            references=args.references,
             evaluation=_json_object(args.evaluation),
             thresholds=_json_object(args.thresholds),
             created=now.strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -41,6 +41,7 @@ from forge_station.geometry import pose, scene
 from forge_station.sim import defects, fasteners, layout, rest_pose, scanner, trays
 from forge_station.sim.mesh import Mesh, sample_surface
 from training.evaluation import lookalikes
+from training.data.surface_samples import random_scale
 from training.evaluation.case_files import FILE, TASKS, Case, CaseInput, Task, Truth, write_line
 from training.evaluation.truth import Wrong, defect_flags, surface_truth, wrong
 
@@ -290,9 +291,9 @@ def _surface_case(name: str, rng: np.random.Generator, kinds: Sequence[str]) -> 
     for _ in range(_TRIES):
         model = _any_part(rng, kinds)
         mesh = rest_pose.rest(fasteners.build(model, rng), rng)
-        faces = np.zeros(len(mesh.faces), bool)
+        faces, made = np.zeros(len(mesh.faces), bool), None
         if kind != tasks.NORMAL:
-            made = defects.apply_defect(mesh, kind, rng)
+            made = defects.apply_defect(mesh, kind, rng, random_scale(kind, rng))
             mesh, faces = rest_pose.settle(made.mesh), made.face_flag
         cloud, defect = scan([mesh], _scale([mesh], rng), rng, faces)
         parts = scene.separate(cloud).parts
@@ -320,6 +321,9 @@ def _surface_case(name: str, rng: np.random.Generator, kinds: Sequence[str]) -> 
             points=file,
             grids=cells,
             score=float(truth.score),
+            defect_size_mm=None if made is None else made.size_mm,
+            defect_size_px=None if made is None else made.size_mm / cloud.camera_pixel_mm,
+            defect_extent_mm=None if made is None else made.extent_mm,
             outcome="PASS" if kind == tasks.NORMAL else "FAIL",
         ),
     )

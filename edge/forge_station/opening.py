@@ -1,18 +1,22 @@
-"""Opens a bundle for inspection: its model, operating points and picture layout in one place.
+"""Opens a bundle for inspection: model, operating points, picture layout and permit in one place.
 
 The station, offline inspection and evaluation all start here. It inspects nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from forge_station.checks import Thresholds
 from forge_station.contract.views import Layout
 from forge_station.errors import BundleError, StationError
+from forge_station.geometry import reference_io
+from forge_station.geometry.reference import Reference
+from forge_station.permit import CHECKS_ALONE, read_permit
 from forge_station.pipeline import Inspector
+from forge_station.signing import PublicKey
 from forge_station.vlm.engine import AUTO
 from forge_station.vlm.model import VisionLanguageModel
 
@@ -26,16 +30,23 @@ def open_inspector(
     threads: int = 1,
     provider: str = AUTO,
     time_budget_s: float = 10.0,
+    trusted_keys: Sequence[PublicKey] = (),
+    changed: Sequence[str] = (),
+    checks_alone: bool = False,
 ) -> Inspector:
     """The bundle's model with its own thresholds and layout. The caller closes `.model`.
 
     `overrides`: thresholds of a station file, which replace those of the bundle; ContractError
     when they are wrong. BundleError for a bundle that is incomplete, edited or of another contract.
+    Without a valid certificate of one of the `trusted_keys` the inspector is advisory (permit.py);
+    `changed` since it was made may void it. `checks_alone` is for evaluations: no certificate is
+    looked for, what every check passes is PASS.
     """
     model = VisionLanguageModel.open(bundle, threads=threads, provider=provider)
     try:
         try:
-            Thresholds.read(model.manifest.thresholds)
+            released = model.manifest.thresholds
+            own = Thresholds.read(released)
             layout = Layout(
                 cell=int(model.manifest.model.get("cell_px", Layout.cell)),
                 panel=int(model.manifest.model.get("panel_px", Layout.panel)),
@@ -44,8 +55,14 @@ def open_inspector(
             raise BundleError(
                 "the bundle's settings are not valid", which=bundle / "manifest.json", got=error
             ) from error
-        thresholds = Thresholds.read(model.manifest.thresholds, overrides)
+        thresholds = Thresholds.read(released, overrides)
+        references: Mapping[str, Reference] = {}
+        if reference_io.FILE in model.manifest.files:
+            references = reference_io.load(bundle / reference_io.FILE)
     except StationError:
         model.close()
         raise
-    return Inspector(model, thresholds, layout, time_budget_s)
+    permit = CHECKS_ALONE
+    if not checks_alone:
+        permit = read_permit(bundle, model.manifest, trusted_keys, own, thresholds, changed)
+    return Inspector(model, thresholds, layout, time_budget_s, references, permit)

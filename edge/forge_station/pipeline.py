@@ -30,11 +30,13 @@ from forge_station.contract.verdict import (
     Verdict,
     decide,
 )
-from forge_station.contract.views import MARKS, NANO_LAYOUT, Layout
+from forge_station.contract.views import DIFFERENCE, MARKS, NANO_LAYOUT, Layout
 from forge_station.errors import StationError
-from forge_station.geometry import quality, scene, sheet
+from forge_station.geometry import quality, reference, scene, sheet
 from forge_station.geometry.pose import PartCloud
 from forge_station.geometry.problem import Problem
+from forge_station.geometry.reference import Reference
+from forge_station.permit import Permit
 from forge_station.timing import Stopwatch
 from forge_station.vlm.model import VisionLanguageModel
 
@@ -74,6 +76,26 @@ class Inspector:
     thresholds: Thresholds = field(default_factory=Thresholds)
     layout: Layout = NANO_LAYOUT
     time_budget_s: float = 10.0
+    references: Mapping[str, Reference] = field(default_factory=dict)
+    """Part id -> the sound part, for models that are shown the difference from it."""
+    permit: Permit = field(default_factory=Permit)
+    """By default nothing may pass: see `permit.Permit`."""
+
+    def surface_picture(self, part: PartCloud, name: str) -> sheet.Sheet:
+        """What the surface check sees of a part that reads `name`."""
+        if DIFFERENCE not in self.model.manifest.surface_channels:
+            return sheet.surface_picture(part.points, self.layout)[0]
+        return reference.surface_picture(part.points, self.layout, self.references.get(name))
+
+    def _unknown(self, readings: Sequence[PartReading]) -> list[Reason]:
+        """Parts whose surface was judged without the reference that the model counts on."""
+        if DIFFERENCE not in self.model.manifest.surface_channels:
+            return []
+        return [
+            Reason("NO_REFERENCE", f"{r.mark}: the bundle has no reference of {r.part}", r.mark)
+            for r in readings
+            if r.part not in self.references
+        ]
 
     def inspect_stacks(
         self,
@@ -151,9 +173,9 @@ class Inspector:
                         results.append(result)
                 if job.product is None or "surface" in job.product.checks:
                     for mark, part in zip(sizes, parts, strict=True):
-                        with watch.stage("views"):
-                            pictures[mark], _ = sheet.surface_picture(part.points, self.layout)
                         name = next(r.part for r in read.parts if r.mark == mark)
+                        with watch.stage("views"):
+                            pictures[mark] = self.surface_picture(part, name)
                         with watch.stage("surface"):
                             surfaces.append(
                                 checks.read_surface(
@@ -162,9 +184,8 @@ class Inspector:
                                 )
                             )  # fmt: skip
                     if job.product is not None:
-                        results.append(
-                            checks.surface_result(surfaces, job.product, self.thresholds)
-                        )
+                        result = checks.surface_result(surfaces, job.product, self.thresholds)
+                        results.append(checks.with_doubts(result, self._unknown(readings)))
             except StationError as error:
                 results = [results[0], *_failed_checks(job, error)]
         verdict = self._verdict(
@@ -222,6 +243,11 @@ class Inspector:
         if job.product is None and [item.outcome for item in checked] == [Outcome.PASS]:
             text = "no part number was given, so there is nothing to compare the readings with"
             checked.append(CheckResult("workpiece", Outcome.UNSURE, (Reason("NOT_CHECKED", text),)))
+        asked = job.product.parts if job.product is not None else {}
+        named = asked or [part.part for part in parts]
+        families = {part.partition(" ")[0] for part in named}
+        said, last = self.permit.judge(job.product, families, job.simulated, checked)
+        checked += [] if last is None else [last]
         manifest = self.model.manifest
         return decide(
             required=required,
@@ -241,6 +267,7 @@ class Inspector:
                 precision=manifest.precision,
                 provider=self.model.provider,
             ),
+            certification=said,
             line=job.line,
             station=job.station,
             serial_source=job.serial_source,

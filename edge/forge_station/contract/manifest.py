@@ -9,17 +9,18 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from forge_station.contract import CONTRACT_VERSION, record, tasks
 from forge_station.contract.error import ContractError, Fault
 from forge_station.contract.record import Count, Limit
-from forge_station.contract.views import VISION_TOKEN_PX
+from forge_station.contract.views import CHANNELS, SURFACE_CHANNELS, VISION_TOKEN_PX
 
 MANIFEST_NAME = "manifest.json"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,3}")
 _MAX_FILES = 200
+_SAYS_NOTHING_OF_THE_MODEL = ("name", "version", "release_counter", "training", "created", "line")
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,8 @@ class Manifest:
     """RFC 3339, UTC."""
     line: str = ""
     """Product line it was made for; empty: any."""
+    surface_channels: tuple[str, str, str] = CHANNELS
+    """What a surface picture shows; with `difference` every inspected part needs a reference."""
     vocabulary: Vocabulary = Vocabulary()
     photo: PhotoInput | None = None
     """Not None: trained and released for photos. None: what it reads on a photo decides nothing."""
@@ -127,6 +130,9 @@ class Manifest:
         if self.contract_version != CONTRACT_VERSION:
             allowed = f"{CONTRACT_VERSION}: export the bundle again with this release"
             faults.append(Fault("contract_version", str(self.contract_version), allowed))
+        if self.surface_channels not in (CHANNELS, SURFACE_CHANNELS):
+            allowed = " or ".join(", ".join(known) for known in (CHANNELS, SURFACE_CHANNELS))
+            faults.append(Fault("surface_channels", ", ".join(self.surface_channels), allowed))
         if not 0 < len(self.files) <= _MAX_FILES:
             faults.append(Fault("files", f"{len(self.files)} files", f"1 to {_MAX_FILES} files"))
         for name in self.files:
@@ -140,6 +146,20 @@ class Manifest:
     def sha256(self) -> str:
         """Digest of the canonical manifest: names the bundle, since it holds all file digests."""
         return hashlib.sha256(self.to_json()).hexdigest()
+
+    @property
+    def model_sha256(self) -> str:
+        """Digest of what decides: all but names, dates, model card and line. A certificate holds
+        for it, so that a card can be written anew, and no graph or operating point changed."""
+        data = {
+            item.name: record.write(getattr(self, item.name))
+            for item in fields(self)
+            if item.name not in _SAYS_NOTHING_OF_THE_MODEL and not _is_default(self, item)
+        }
+        files = data["files"].items()
+        data["files"] = {name: f for name, f in files if not name.endswith((".md", ".yaml"))}
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> bytes:
         """Canonical JSON: sorted keys, one line each, UTF-8, newline at the end."""
@@ -212,6 +232,12 @@ def verify_all(manifest: Manifest, contents: Mapping[str, bytes]) -> None:
             faults.append(Fault(name, f"{error.what}, {error.got}", str(error.expected)))
     if faults:
         raise ContractError("the bundle is not intact", which=manifest.name, faults=faults)
+
+
+def _is_default(manifest: Manifest, item: Field[Any]) -> bool:
+    """Left out of `model_sha256`: a field that a later release adds voids no certificate."""
+    default = item.default if item.default_factory is MISSING else item.default_factory()
+    return default is not MISSING and getattr(manifest, item.name) == default
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

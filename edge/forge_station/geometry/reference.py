@@ -12,7 +12,7 @@ names and no files (see `reference_io`). Deterministic.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,10 +20,10 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_station.contract.views import AXES, VIEWS
-from forge_station.geometry import render
+from forge_station.contract.views import AXES, VIEWS, Layout
+from forge_station.geometry import render, sheet
 from forge_station.geometry.render import ByteImage, FloatImage, View
-from forge_station.geometry.sheet import robust_box
+from forge_station.geometry.sheet import Sheet, robust_box
 
 SIDE = 224
 """Pixels of a depth map's side."""
@@ -74,6 +74,19 @@ class Comparison:
     misfit: float
     pose: int
     turn: int
+
+
+def surface_picture(
+    points: NDArray[np.floating], layout: Layout, known: Reference | None
+) -> Sheet:
+    """The surface picture with the difference as its third channel; 0 where nothing is `known`."""
+    picture, views = sheet.surface_picture(points, layout)
+    image = picture.image.copy()
+    image[..., 2] = 0
+    if known is not None:
+        compared = compare(views, picture.centre_mm, known)
+        image[..., 2] = np.concatenate([compared.channel[name] for name in VIEWS], axis=1)
+    return replace(picture, image=image)
 
 
 def build(clouds: Sequence[NDArray[np.floating]]) -> Reference:
