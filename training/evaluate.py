@@ -454,7 +454,7 @@ def main() -> int:
     cv2.setNumThreads(max(1, args.threads))
     try:
         cases = selected(read_cases(args.cases), args.limit)
-        inspector = open_inspector(args.bundle, threads=args.threads)
+        inspector = open_inspector(args.bundle, threads=args.threads, checks_alone=True)
     except StationError as error:
         print(f"training.evaluate: {error}", file=sys.stderr)
         return 1

@@ -15,11 +15,13 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from forge_station.contract import record
+from forge_station.contract.certificate import Change
 from forge_station.contract.error import ContractError, Fault
 from forge_station.contract.record import Count, Limit, NotNegative, Probability
 from forge_station.contract.spec import LineSpec, parse_line
 from forge_station.errors import ConfigError
 from forge_station.mes.topics import MqttConfig
+from forge_station.signing import PublicKey, public_key
 
 _MAX_BYTES = 1_000_000
 Positive = Annotated[float, Limit(1e-9)]
@@ -85,6 +87,10 @@ class StationConfig:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     """Operating points that replace those of the bundle, by name."""
     runtime: Runtime = Runtime()
+    trusted_keys: tuple[PublicKey, ...] = ()
+    """Whose certificates count: PEM files or base64. None: the station only advises."""
+    changed_since_certificate: tuple[Change, ...] = ()
+    """What was changed since the bundle was certified; voids a certificate that names it."""
 
     def __post_init__(self) -> None:
         faults = []
@@ -110,6 +116,7 @@ def load_station(path: Path | str) -> StationConfig:
     converters = {
         Path: lambda value: _path(value, file.parent),
         LineSpec: lambda value: _line(value, file.parent),
+        PublicKey: lambda value: _key(value, file.parent),
     }
     try:
         return record.read(StationConfig, data, converters=converters)
@@ -173,6 +180,15 @@ def _path(value: object, folder: Path) -> Path:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a path")
     return (folder / Path(value).expanduser()).resolve()
+
+
+def _key(value: object, folder: Path) -> PublicKey:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a PEM file of an Ed25519 public key, or its 32 bytes as base64")
+    try:
+        return public_key(value, folder)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
 
 def _line(value: object, folder: Path) -> LineSpec:

@@ -160,6 +160,7 @@ def run(config: StationConfig, count: int, out: TextIO = sys.stdout, *, store: b
             f"{manifest.version} ({manifest.precision}, {inspector.model.provider})",
             file=out,
         )
+        print(inspector.permit.text, file=out)
         line.warm_up()
         done = []
         for part in station.run(line.triggers(count, first)):

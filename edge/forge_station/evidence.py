@@ -314,6 +314,8 @@ def _details(verdict: Verdict) -> tuple[str, ...]:
         details.append(f"{verdict.model.name} {verdict.model.version}")
     if scan.source:
         details.append(Path(re.split(r"[:;] ", scan.source)[0]).name)
+    if verdict.certification is not None and verdict.certification.mode == "advisory":
+        details.append("ADVISORY, not certified")
     if verdict.end_time or verdict.begin_time:
         details.append(verdict.end_time or verdict.begin_time)
     return tuple(details)

@@ -19,6 +19,7 @@ from forge_station.contract.verdict import Outcome, worst
 from forge_station.errors import ConfigError
 from forge_station.geometry import forge_style, picture
 from forge_station.opening import open_inspector
+from forge_station.signing import public_key
 from forge_station.sources import Options
 from forge_station.vlm.engine import AUTO
 
@@ -48,7 +49,9 @@ INPUT is one of
 Views and photos are read, but never judged: their outcome is UNSURE (NOT_CHECKED).
 """
 EPILOG = """\
-Without --line and --part-number a part is only read: UNSURE (NOT_CHECKED).
+Without --line and --part-number a part is only read: UNSURE (NOT_CHECKED). PASS needs a bundle
+with a certificate that a --trusted-key signed and that covers the product and this kind of scan
+(simulated or real); otherwise what would be PASS is UNSURE (NO_CERTIFICATE, NOT_COVERED).
 
 Standard output: one line of JSON a part, the verdict: outcome, reasons, parts (reading, probability
 and size of each mark), surface, grids, scan (points, quality, source). The same goes to
@@ -111,6 +114,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     images.add_argument("--mm-per-px", type=_length, metavar="MM", help="their scale")
     model = parser.add_argument_group("model")
     model.add_argument("--threads", type=_whole, default=2, metavar="N", help="default 2")
+    model.add_argument(
+        "--trusted-key", action="append", default=[], metavar="KEY",
+        help="whose certificate of the bundle counts: PEM file or base64; may be given again. "
+        "Without one no part is PASS",
+    )  # fmt: skip
     model.add_argument("--provider", default=AUTO, help="ONNX Runtime provider (default auto)")
 
 
@@ -130,7 +138,13 @@ def run(args: argparse.Namespace) -> int:
     _make_folder(args.out)
     request = intake.Request(options, product, line, args.seed, args.direct)
     outcomes = []
-    inspector = open_inspector(args.bundle, threads=args.threads, provider=args.provider)
+    inspector = open_inspector(
+        args.bundle,
+        threads=args.threads,
+        provider=args.provider,
+        trusted_keys=[public_key(text, Path()) for text in args.trusted_key],
+    )
+    print(inspector.permit.text, file=sys.stderr)
     with inspector.model:
         for item in items:
             found = intake.inspect(inspector, item, request)

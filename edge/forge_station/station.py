@@ -16,7 +16,7 @@ from forge_station import evidence, version
 from forge_station.capture.base import Scanner, Trigger
 from forge_station.config import StationConfig
 from forge_station.contract.verdict import Verdict
-from forge_station.errors import InputError, StationError
+from forge_station.errors import ConfigError, InputError, StationError
 from forge_station.mes import payloads, report
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher
@@ -49,6 +49,8 @@ def open_station_inspector(config: StationConfig) -> Inspector:
         threads=config.runtime.threads,
         provider=config.runtime.provider,
         time_budget_s=config.runtime.time_budget_s,
+        trusted_keys=config.trusted_keys,
+        changed=config.changed_since_certificate,
     )
 
 
@@ -67,11 +69,29 @@ class Station:
     simulated: bool = False
     store: bool = True
 
+    def __post_init__(self) -> None:
+        if self.inspector.permit.checks_alone:
+            raise ConfigError(
+                "a station needs an inspector that asks for a certificate",
+                expected="open_inspector without checks_alone",
+                got="the checks alone",
+            )
+
     def run(self, triggers: Iterable[Trigger]) -> Iterator[Done]:
         """Inspect every trigger's part; each `Done` is on disk in the outbox when it is yielded."""
-        self.publisher.set_status("state", {"state": "OPERATIONAL", "mode": "READY"})
+        told = self._tell_mode()
         for trigger in triggers:
             yield self.inspect(trigger)
+            if told != self.inspector.permit.text:  # a certificate may expire while it runs
+                told = self._tell_mode()
+
+    def _tell_mode(self) -> str:
+        """The state message for MES, and the log: whether this station may say PASS, and why."""
+        text, advisory = self.inspector.permit.text, self.inspector.permit.objection is not None
+        state = {"state": "OPERATIONAL", "mode": "READY", "flags": {"advisory": advisory}}
+        self.publisher.set_status("state", {**state, "text": text})
+        log.log(logging.WARNING if advisory else logging.INFO, "%s", text)
+        return text
 
     def inspect(self, trigger: Trigger) -> Done:
         """One part, from trigger to outbox."""

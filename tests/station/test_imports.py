@@ -103,6 +103,7 @@ def test_the_contract_does_no_io(repository):
         ("numba", {"sim"}),
         ("scipy", {"sim"}),
         ("cv2", {"capture", "geometry"}),
+        ("cryptography", {"signing.py"}),
     ],
 )
 def test_a_third_party_package_is_imported_in_its_home_only(repository, package, home):

@@ -16,6 +16,7 @@ from forge_station.contract.spec import Product, Rules
 from forge_station.contract.verdict import Outcome, ScanSummary
 from forge_station.errors import CaptureError
 from forge_station.geometry.problem import Problem
+from forge_station.permit import CHECKS_ALONE
 from forge_station.pipeline import Inspector, Job, gate_result
 from tests.station.fake_model import PIXEL_MM, FakeModel, part_cloud, tray_points
 
@@ -32,7 +33,9 @@ def job(product: Product | None) -> Job:
 
 def inspect(model: FakeModel, product: Product | None, parts: list[str], problems=(), **settings):
     clouds = [part_cloud(part, seed) for seed, part in enumerate(parts)]
-    found = Inspector(model, **settings).inspect_parts(job(product), clouds, SUMMARY, problems)
+    found = Inspector(model, permit=CHECKS_ALONE, **settings).inspect_parts(
+        job(product), clouds, SUMMARY, problems
+    )
     assert not verdicts.unknown_reasons(found.verdict.reasons)
     assert verdicts.Verdict.from_dict(found.verdict.to_dict()) == found.verdict
     return found
@@ -331,7 +334,9 @@ def three_nuts() -> np.ndarray:
 
 
 def test_a_cloud_of_the_tray_is_separated_read_and_passed(three_nuts):
-    found = Inspector(FakeModel(nuts())).inspect_cloud(job(BATCH), cloud_of(three_nuts))
+    found = Inspector(FakeModel(nuts()), permit=CHECKS_ALONE).inspect_cloud(
+        job(BATCH), cloud_of(three_nuts)
+    )
     assert (found.verdict.outcome, codes(found)) == (Outcome.PASS, [])
     assert found.verdict.scan.points == len(three_nuts)
     assert found.verdict.scan.quality["valid_share"] == 0.9
@@ -364,7 +369,7 @@ def test_seven_parts_on_the_tray_are_an_error():
 
 def test_an_overexposed_scan_is_unsure(three_nuts):
     cloud = cloud_of(three_nuts, saturated_share=0.2, flags=("SATURATED",))
-    found = Inspector(FakeModel(nuts())).inspect_cloud(job(BATCH), cloud)
+    found = Inspector(FakeModel(nuts()), permit=CHECKS_ALONE).inspect_cloud(job(BATCH), cloud)
     assert (found.verdict.outcome, codes(found)) == (Outcome.UNSURE, ["SATURATED"])
     assert found.verdict.scan.flags == ("SATURATED",)
 

@@ -28,6 +28,7 @@ from forge_station.pipeline import Inspection, Inspector, Job
 from forge_station.sim import fasteners, rest_pose, scanner
 from forge_station.station import Done, Station, open_station_inspector
 from forge_station.timing import Stopwatch
+from tests.station.certificates import certified
 from tests.station.fake_model import FakeModel, part_cloud
 
 NUT = "hex_nut M8"
@@ -104,7 +105,7 @@ class Bench:
         script = Script(steps)
         return Station(
             config,
-            inspector or PartInspector(FakeModel({"A": (NUT, 0.98)})),  # type: ignore[arg-type]
+            inspector or PartInspector(FakeModel({"A": (NUT, 0.98)}), permit=certified()),  # type: ignore[arg-type]
             scanner_of or (lambda trigger: script),
             self.outbox,
             Publisher(self.outbox, config.mqtt),
@@ -247,7 +248,7 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning(bench):
             found = super().inspect_stacks(job, stacks, calibrations, watch)
             return replace(found, parts=(broken,))
 
-    inspector = Broken(FakeModel({"A": (NUT, 0.98)}))  # type: ignore[arg-type]
+    inspector = Broken(FakeModel({"A": (NUT, 0.98)}), permit=certified())  # type: ignore[arg-type]
     done = list(bench.make(["fine"] * 2, inspector=inspector, store=True).run(triggers(2)))
     assert [item.verdict.outcome for item in done] == [Outcome.PASS] * 2
     assert [item.picture for item in done] == [None, None]
@@ -291,7 +292,7 @@ def test_images_of_a_simulated_head_become_a_pass(bench):
     mesh = rest_pose.settle(mesh.transformed(rest_pose.rest_poses(mesh)[0].rotation))
     rig = scanner.rig(scanner.scale_for(30.0, 30.0, 10.0))
     head = SimulatedScanner(lambda trigger: [mesh], rig, seed=1)
-    inspector = Inspector(FakeModel({"A": (NUT, 0.98)}))  # type: ignore[arg-type]
+    inspector = Inspector(FakeModel({"A": (NUT, 0.98)}), permit=certified())  # type: ignore[arg-type]
     station = bench.make([], inspector=inspector, scanner_of=lambda trigger: head, store=True)
     (done,) = station.run(triggers(1))
     assert (done.verdict.outcome, done.verdict.reasons) == (Outcome.PASS, ())

@@ -23,7 +23,7 @@ def inspector(tmp_path_factory: pytest.TempPathFactory) -> Inspector:
     tokenizer = nano_checkpoint.byte_tokenizer()
     nano_checkpoint.write_checkpoint(folder / "checkpoint", tokenizer, depth=1)
     write_bundle(folder / "checkpoint", folder / "bundle", Release("nano", "0.1.0", 1, "fp32"))
-    return open_inspector(folder / "bundle")
+    return open_inspector(folder / "bundle", checks_alone=True)
 
 
 @pytest.fixture(scope="session")

@@ -106,6 +106,7 @@ def verdict_body(
             "checks": {item["check"]: item["outcome"] for item in verdict["checks"]},
             "score": _rounded(decisive.get("confidence") or decisive.get("score"), 4),
             "threshold": _rounded(decisive.get("threshold"), 4),
+            "certification": _certification(verdict.get("certification")),
             "parts": [_part(item) for item in verdict.get("parts", ())] or None,
             "surface": [_surface(item) for item in verdict.get("surface", ())] or None,
             "resultState": "failed" if verdict["outcome"] == "ERROR" else "completed",
@@ -339,6 +340,19 @@ def _model(model: Mapping[str, Any] | None) -> Json | None:
         "releaseCounter": model["release_counter"],
         "sha256": model["sha256"],
     }
+
+
+def _certification(found: Mapping[str, Any] | None) -> Json | None:
+    if found is None:
+        return None
+    return _without_none(
+        {
+            "mode": found["mode"],
+            "score": _rounded(found["score"], 3),
+            "limitPass": _rounded(found["limit_pass"], 3),
+            "limitFail": _rounded(found["limit_fail"], 3),
+        }
+    )
 
 
 def _timings(timings_ms: Mapping[str, float]) -> Json:
