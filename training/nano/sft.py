@@ -29,17 +29,17 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from forge_station.contract import tasks
 from forge_station.contract.catalogue import WORKPIECES
 from forge_station.contract.views import MARKS, NANO_LAYOUT, VIEWS
-from training.data.surface_samples import PROMISED_SURFACE
+from training.data.surface_samples import LARGE, PROMISED_SURFACE
 from training.nano import model as nano
 from training.nano import pack
 from training.nano.pools import NO_REFERENCE, SheetPool, SurfacePool
 
 TEXT_BATCH = 64
 DEFECT_SIZES = (
-    "of the part length: crack 4.2-7.3 % wide and 35-60 % long, cut 10-22 % deep, deformation "
-    "14-28 %, dent 13-22 % in radius; on the front, side or top that the views show"
+    "of the part length, log-uniform: crack 1.1-7.3 % wide and 35-60 % long, cut 1.5-22 % deep, "
+    "deformation 1.4-28 %, dent 2-22 % in radius; on the front, side or top that the views show"
 )
-"""The stated sizes of `forge_station.sim.defects`, for the model card."""
+"""What `training.data.surface_samples` draws, for the model card."""
 
 
 class AuxiliaryHeads(nn.Module):
@@ -217,8 +217,15 @@ def validate(
             normal += odds[:, 0].tolist()
             truth += surface.defect.tolist()
         figures["five_class"] = float(np.mean(hits))
-        figures["auroc"] = auroc(1 - np.array(normal), np.array(truth) > 0)
+        defect_odds, defective = 1 - np.array(normal), np.array(truth) > 0
+        figures["auroc"] = auroc(defect_odds, defective)
         right_class = np.array(hits)
+        if "defect_scale" in surfaces.shards.meta:
+            large = surfaces.shards.meta["defect_scale"][: len(hits)] >= LARGE
+            figures["auroc_large"] = auroc(
+                defect_odds[large | ~defective], (defective & large)[large | ~defective]
+            )
+            figures["five_class_large"] = float(right_class[large | ~defective].mean())
         for i, name in enumerate(tasks.SURFACE_CLASSES):
             chosen = np.array(truth) == i
             figures[f"recall_{name}"] = float(right_class[chosen].mean()) if chosen.any() else 0.0
@@ -318,7 +325,7 @@ def train(args: argparse.Namespace) -> None:
     elif args.init:
         _load_weights(torch.load(args.init, weights_only=False), trainer)
     trainer.model.train()
-    budget, validated = args.minutes * 60, used
+    validated = used
     recent: dict[str, list[float]] = {}
     sheets = SheetPool.open(args.data, "sheet", args.without)
     shown = tuple(args.surface_channels)
@@ -327,10 +334,12 @@ def train(args: argparse.Namespace) -> None:
         SheetPool.open(args.data, "sheet-val"),
         SurfacePool.open(args.data, "surface-val", shown),
     )
-    bar = tqdm(total=round(budget), initial=round(used), unit="s", mininterval=5, desc="sft")
-    while used < budget:
+    layout = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+    bar = tqdm(total=100, mininterval=5, desc="sft", bar_format=layout)
+    share = _share(args, used, step)
+    while share < 1:
         begun = time.perf_counter()
-        rate = rate_of(step, used / budget, args.decay)
+        rate = rate_of(step, share, args.decay)
         figures = train_step(
             trainer, sheets, surfaces, batch=args.batch, surface_share=args.surface, rate=rate
         )
@@ -339,12 +348,13 @@ def train(args: argparse.Namespace) -> None:
         step += 1
         spent = time.perf_counter() - begun
         used += spent
-        bar.update(round(used) - bar.n)
+        share = _share(args, used, step)
+        bar.update(min(100 * share, 100) - bar.n)
         bar.set_postfix(step=step, refresh=False)
         if step % 200 == 0:  # the pools may still grow
             sheets = SheetPool.open(args.data, "sheet", args.without)
             surfaces = SurfacePool.open(args.data, "surface", shown, NO_REFERENCE)
-        if used - validated >= args.every * 60 or used >= budget:
+        if used - validated >= args.every * 60 or share >= 1:
             validated = used
             row: dict[str, float] = {"step": step, "seconds": round(used), "rate": round(rate, 3)}
             row |= {k: round(float(np.mean(v[-100:])), 4) for k, v in recent.items()}
@@ -371,6 +381,11 @@ def train(args: argparse.Namespace) -> None:
     }
     nano.save_checkpoint(trainer.model, args.out, card)
     print(json.dumps(card))
+
+
+def _share(args: argparse.Namespace, used_s: float, step: int) -> float:
+    """How much of the run is over, by steps where they are given, else by time."""
+    return step / args.steps if args.steps else used_s / (60 * args.minutes)
 
 
 def save_state(path: Path, trainer: PackedTrainer, used: float, step: int) -> None:

@@ -184,8 +184,15 @@ def arguments(data: Path, out: Path, minutes: float, **more: object) -> argparse
     defaults: dict[str, object] = {"data": data, "out": out, "minutes": minutes, "batch": 2}
     defaults |= {"surface": 0.5, "auxiliary": 0.5, "decay": 0.3, "every": 5.0, "validate": 4}
     defaults |= {"compile": False, "threads": 1, "seed": 0, "init": None, "resume": False}
-    defaults |= {"without": [], "surface_channels": SURFACE_CHANNELS}
+    defaults |= {"steps": None, "without": [], "surface_channels": SURFACE_CHANNELS}
     return argparse.Namespace(**{**defaults, **more})
+
+
+def test_a_run_can_be_given_in_steps(data, tmp_path):
+    """Equal steps, whatever the machine: what a comparison of two runs needs."""
+    sft.train(arguments(data, tmp_path / "out", 60.0, steps=2))
+    card = json.loads((tmp_path / "out" / "training_card.json").read_text())
+    assert card["steps"] == 2
 
 
 def test_a_run_without_pools_says_how_to_write_them(tmp_path):
