@@ -17,11 +17,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from training.data import leakage
-from training.data.loaders import coco, contact, labelme, masks, names, splits, writing, yolo
+from training.data import examples, leakage
+from training.data.loaders import (
+    coco,
+    contact,
+    evidence,
+    exporting,
+    forge,
+    labelme,
+    masks,
+    names,
+    splits,
+    writing,
+    yolo,
+)
 from training.data.loaders.sample import Grouping, LoadError, Problems
 
 SOURCES: dict[str, ModuleType] = {
+    "forge": forge,
+    "evidence": evidence,
     "masks": masks,
     "names": names,
     "coco": coco,
@@ -58,7 +72,7 @@ def load(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     loaded = args.source.run(args, Grouping(args.group, args.run_gap), problems)
     report = writing.write(args.out, loaded, problems, plan)
     if args.contact_sheet:
-        contact.page(args.out / "examples.jsonl", args.contact_sheet, seed=args.seed)
+        contact.page(args.out / examples.FILE, args.contact_sheet, seed=args.seed)
     return report, 1 if report["leaks"] else 0
 
 
@@ -81,6 +95,13 @@ def look(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     return {"drawn": count, "out": str(args.out)}, 0
 
 
+def export(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    """Rows for another trainer."""
+    return exporting.write(
+        args.file, args.out, args.form, args.split, args.partial, overwrite=args.overwrite
+    ), 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _described(argparse.ArgumentParser, __doc__ or "", prog="python -m training.load")
     commands = parser.add_subparsers(required=True, metavar="SOURCE")
@@ -92,6 +113,15 @@ def _parser() -> argparse.ArgumentParser:
     own = _command(commands, "check", CHECK_HELP, check)
     own.add_argument("files", type=Path, nargs="+", help="examples.jsonl files")
     _add_bits(own)
+    for name, form in (("to-qwen", "qwen"), ("to-trl", "trl")):
+        own = _command(commands, name, exporting.HELP[form], export)
+        own.set_defaults(form=form)
+        own.add_argument("file", type=Path, help="examples.jsonl")
+        own.add_argument("--out", type=Path, required=True, help="file to write")
+        own.add_argument("--split", choices=examples.SPLITS, default="train")
+        own.add_argument("--partial", choices=["drop", "keep"], default="drop",
+                         help="examples that answer less than their text asks for")  # fmt: skip
+        own.add_argument("--overwrite", action="store_true", help="replace the file")
     own = _command(commands, "look", "A page of examples with their grids and answers.", look)
     own.add_argument("file", type=Path, help="examples.jsonl")
     own.add_argument("--out", type=Path, required=True, help="PNG file")

@@ -27,7 +27,8 @@ HELP = """A folder with images/ and labels/, one .txt a picture.
   python -m training.load yolo pcb --names pcb/data.yaml --part pcb --unannotated clean \\
       --out .work/pcb
 
-Lines are `class cx cy w h`, or `class x y x y x y ...` for a polygon, as shares of the size. A label file that is missing or empty is a picture without annotation: see --unannotated."""
+Lines are `class cx cy w h`, or `class x y x y x y ...` for a polygon, as shares of the size.
+A label file that is missing or empty is a picture without annotation: see --unannotated."""
 
 _SLACK = 1e-3
 
