@@ -30,7 +30,7 @@ from forge_station.contract.verdict import (
     Reason,
     SurfaceReading,
 )
-from forge_station.contract.views import AXES, MARKS, VIEWS, Layout
+from forge_station.contract.views import AXES, MARKS, PHOTO, VIEWS, Layout
 from forge_station.geometry import gauge, sheet
 from forge_station.geometry.gauge import Size
 from forge_station.geometry.pose import PartCloud
@@ -233,19 +233,79 @@ def read_surface(
     requests (`tasks.REQUESTS`): `score` gives no grid, `grid` no score, `joint` both.
     """
     facts = tasks.surface_facts(part, size.box, request)
+    look = _Look(thresholds, time_budget_s, always_grid, request)
+    return _read_views(model, picture, mark, facts, VIEWS, look)
+
+
+def read_photo(
+    model: VisionLanguageModel,
+    picture: sheet.Sheet,
+    mark: str,
+    part: str,
+    thresholds: Thresholds,
+    time_budget_s: float,
+    *,
+    always_grid: bool = False,
+    request: str = "joint",
+) -> SurfaceRead:
+    """`read_surface` of a photo: nothing is measured, and one grid lies over the whole of it."""
+    facts = tasks.photo_facts(part, request)
+    look = _Look(thresholds, time_budget_s, always_grid, request)
+    return _read_views(model, picture, mark, facts, (PHOTO,), look)
+
+
+def read_positions(
+    model: VisionLanguageModel, picture: sheet.Sheet, marks: Sequence[str]
+) -> tuple[PartReading, ...]:
+    """What stands at each fixed place of a photo: a part of the bundle's vocabulary, or `none`."""
+    trunk = model.trunk([picture.image], _trunk_text(tasks.positions_facts(marks)))
+    options = model.manifest.vocabulary.parts or (*PARTS, tasks.NONE)
+    scored = model.score_options_of(trunk, [tasks.mark_key(mark) for mark in marks], options)
+    found = []
+    for mark, odds in zip(marks, scored, strict=True):
+        first, *others = sorted(odds, key=lambda part: -odds[part])
+        workpiece, _, number = first.partition(" ")
+        alternatives = tuple(Alternative(part, odds[part]) for part in others[:3])
+        found.append(PartReading(mark, workpiece, number, odds[first], alternatives))
+    return tuple(found)
+
+
+def present(parts: Sequence[PartReading]) -> tuple[PartReading, ...]:
+    """The readings without those of empty places: what the specification counts."""
+    return tuple(part for part in parts if part.part != tasks.NONE)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """How a surface is looked at, see `read_surface`."""
+
+    thresholds: Thresholds
+    time_budget_s: float
+    always_grid: bool
+    request: str
+
+
+def _read_views(
+    model: VisionLanguageModel,
+    picture: sheet.Sheet,
+    mark: str,
+    facts: str,
+    views: Sequence[str],
+    look: _Look,
+) -> SurfaceRead:
     trunk = model.trunk([picture.image], _trunk_text(facts))
-    odds = model.score_options(trunk, tasks.CLASS_KEY, tasks.SURFACE_CLASSES)
+    odds = model.score_options(trunk, tasks.CLASS_KEY, model.manifest.vocabulary.classes)
     score = None
-    if request != "grid":
+    if look.request != "grid":
         score = _expected_score(model.score_options(trunk, tasks.SCORE_KEY, tasks.SCORES))
     name = max(odds, key=lambda option: odds[option])
-    looked = always_grid or 1.0 - odds[tasks.NORMAL] >= thresholds.defect_unsure
-    looked = looked and request != "score"
-    cells = np.zeros((len(VIEWS), GRID_SIDE, GRID_SIDE), bool)
+    looked = look.always_grid or 1.0 - odds[tasks.NORMAL] >= look.thresholds.defect_unsure
+    looked = looked and look.request != "score"
+    cells = np.zeros((len(views), GRID_SIDE, GRID_SIDE), bool)
     overrun = False
     if looked:
-        cells, overrun = _decode_grid(model, trunk, thresholds, time_budget_s)
-    grids = {view: DefectGrid(cells[i]) for i, view in enumerate(VIEWS)}
+        cells, overrun = _decode_grid(model, trunk, views, look)
+    grids = {view: DefectGrid(cells[i]) for i, view in enumerate(views)}
     text = explanation.explain_views(score, grids if looked else {}, "surface")
     reading = SurfaceReading(
         mark=mark,
@@ -255,26 +315,27 @@ def read_surface(
         score=score,
         explanation=text,
     )
-    readings = [_grid_reading(mark, view, grids[view], picture) for view in VIEWS if looked]
+    readings = [_grid_reading(mark, view, grids[view], picture) for view in views if looked]
     return SurfaceRead(reading, tuple(readings), odds, overrun)
 
 
 def _decode_grid(
-    model: VisionLanguageModel, trunk: Trunk, thresholds: Thresholds, time_budget_s: float
+    model: VisionLanguageModel, trunk: Trunk, views: Sequence[str], look: _Look
 ) -> tuple[NDArray[np.bool_], bool]:
-    """All 48 grid rows as parallel branches -> (cells [3, 16, 16], any row overran)."""
+    """All grid rows as parallel branches -> (cells [views, 16, 16], any row overran)."""
     grammar = model.columns_grammar()
-    keys = tasks.ROW_KEYS
+    keys = [(view, row) for view in views for row in range(GRID_SIDE)]
+    threshold = look.thresholds.grid_row
     rows = model.decode_branches(
         trunk,
-        [Branch(tasks.row_key(v, r), grammar, row_threshold=thresholds.grid_row) for v, r in keys],
-        _limits(thresholds, time_budget_s),
+        [Branch(tasks.row_key(v, r), grammar, row_threshold=threshold) for v, r in keys],
+        _limits(look.thresholds, look.time_budget_s),
     )
-    cells = np.zeros((len(VIEWS), GRID_SIDE, GRID_SIDE), bool)
+    cells = np.zeros((len(views), GRID_SIDE, GRID_SIDE), bool)
     for (view, row), result in zip(keys, rows, strict=True):
         if not result.overrun:
             for column in grid_text.parse_columns(result.text):
-                cells[VIEWS.index(view), row, column] = True
+                cells[views.index(view), row, column] = True
     return cells, any(result.overrun for result in rows)
 
 
@@ -447,13 +508,16 @@ def _expected_score(odds: Mapping[str, float]) -> float:
 
 
 def _grid_reading(mark: str, view: str, grid: DefectGrid, picture: sheet.Sheet) -> GridReading:
+    text = grid_text.channel_text(grid)
+    if view == PHOTO:
+        return GridReading(mark=mark, view=PHOTO, text=text, cells=grid.indices())
     axes = AXES[view]
     side_mm = picture.image.shape[0] * picture.mm_per_px
     centre = picture.centre_mm
     return GridReading(
         mark=mark,
         view=view,  # type: ignore[arg-type]
-        text=grid_text.channel_text(grid),
+        text=text,
         cells=grid.indices(),
         mm_per_cell=round(side_mm / GRID_SIDE, 5),
         origin_mm=(

@@ -38,21 +38,17 @@ class FileEntry:
         return cls(hashlib.sha256(content).hexdigest(), len(content))
 
 
-ClassName = Annotated[
-    str, Limit(pattern="[a-z][a-z_]{0,31}", meaning="1 to 32 lower-case letters or _")
-]
-PartName = Annotated[
-    str, Limit(pattern=r"\w[\w.-]{0,31}( \w[\w.-]{0,31}){0,3}", meaning="1 to 4 words")
-]
+_CLASS_NAME = Limit(pattern="[a-z][a-z_]{0,31}", meaning="1 to 32 lower-case letters or _")
+_PART_NAME = Limit(pattern=r"\w[\w.-]{0,31}( \w[\w.-]{0,31}){0,3}", meaning="1 to 4 words")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """What the model may answer on its line. The default is that of the three scan checks."""
 
-    classes: tuple[ClassName, ...] = tasks.SURFACE_CLASSES
+    classes: tuple[str, ...] = tasks.SURFACE_CLASSES
     """Surface classes; `normal`, the clean one, is among them."""
-    parts: tuple[PartName, ...] = ()
+    parts: tuple[str, ...] = ()
     """What can stand at a mark, `none` for an empty place; empty: the parts of the catalogue."""
 
     def __post_init__(self) -> None:
@@ -61,10 +57,14 @@ class Vocabulary:
         if tasks.NORMAL not in self.classes or len(self.classes) < 2:
             allowed = f"{tasks.NORMAL} and one defect class or more"
             faults.append(Fault("classes", ", ".join(self.classes) or "none", allowed))
-        for name in ("classes", "parts"):
-            words = getattr(self, name)
+        for name, words, limit in (
+            ("classes", self.classes, _CLASS_NAME),
+            ("parts", self.parts, _PART_NAME),
+        ):
             if len(set(words)) != len(words):
                 faults.append(Fault(name, ", ".join(words), "each word once"))
+            wrong = ((word, limit.violated_by(word)) for word in words)
+            faults += [Fault(name, repr(word), allowed) for word, allowed in wrong if allowed]
         if faults:
             raise ContractError("the vocabulary is not valid", faults=faults)
 

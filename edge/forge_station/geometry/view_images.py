@@ -28,6 +28,15 @@ _FIT_SHARE, _FIT_PX = 0.06, 3
 
 def read_image(path: Path) -> ByteImage:
     """Grey uint8 [H, W] of an 8-bit image file. Raises InputError naming the file."""
+    image = decode_image(path)
+    if image.ndim == 3:
+        code = cv2.COLOR_BGRA2GRAY if image.shape[2] == 4 else cv2.COLOR_BGR2GRAY
+        image = cv2.cvtColor(image, code)
+    return np.asarray(image, np.uint8)
+
+
+def decode_image(path: Path) -> NDArray[np.uint8]:
+    """uint8 [H, W] or [H, W, 3 or 4] in the file's order (BGR). InputError naming the file."""
     data = read_bytes(path)
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
@@ -51,9 +60,6 @@ def read_image(path: Path) -> ByteImage:
             expected=f"{SMALLEST_PX} to {LARGEST_PX} px a side",
             got=f"{width}x{height}",
         )
-    if image.ndim == 3:
-        code = cv2.COLOR_BGRA2GRAY if image.shape[2] == 4 else cv2.COLOR_BGR2GRAY
-        image = cv2.cvtColor(image, code)
     return np.asarray(image, np.uint8)
 
 
