@@ -2,6 +2,8 @@
 
     python -m training.sft --data .work/data --out .work/checkpoints/nano --minutes 60
     python -m training.sft ... --resume            # continue after an interruption
+    python -m training.sft --examples tiles/examples.jsonl --out .work/runs/tiles   # nano, photos
+    python -m training.sft --examples --help       # options of nano on photos
     python -m training.sft --model 3b --examples line/examples.jsonl --out .work/runs/line
     python -m training.sft --model 3b --help       # options of large models
     python -m training.sft --model 3b-shape --dry-run --gpus 8
@@ -106,14 +108,20 @@ def large(rest: Sequence[str] | None) -> None:
 def main(words: Sequence[str] | None = None) -> None:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--model", default=NANO)
+    first.add_argument("--examples", nargs="*")
     chosen, _ = first.parse_known_args(words)
-    if chosen.model == NANO:
+    if chosen.model == NANO and chosen.examples is None:
         from training.nano.sft import train
 
         train(nano_parser().parse_args(words))
         return
     try:
-        large(words)
+        if chosen.model == NANO:
+            from training.nano import photo
+
+            photo.main(words)
+        else:
+            large(words)
     except StationError as error:
         raise SystemExit(f"error: {error}") from error
 
