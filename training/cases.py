@@ -31,7 +31,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from forge_station.capture import base, structured_light
 from forge_station.capture.base import Cloud
 from forge_station.contract import tasks
 from forge_station.contract.catalogue import WORKPIECES, PartModel, by_id, of_workpiece
@@ -40,8 +39,9 @@ from forge_station.contract.views import MARKS, VIEWS
 from forge_station.geometry import pose, scene
 from forge_station.sim import defects, fasteners, layout, rest_pose, scanner, trays
 from forge_station.sim.mesh import Mesh, sample_surface
-from training.evaluation import lookalikes
+from training.data.decoded import scan
 from training.data.surface_samples import random_scale
+from training.evaluation import lookalikes
 from training.evaluation.case_files import FILE, TASKS, Case, CaseInput, Task, Truth, write_line
 from training.evaluation.truth import Wrong, defect_flags, surface_truth, wrong
 
@@ -275,7 +275,7 @@ def _tray_of(
             break
     else:
         raise RuntimeError(f"case {name}: no tray with a clear order of parts in {_TRIES} tries")
-    cloud, _ = scan(placed, scale, rng)
+    cloud, _ = scan(placed, scanner.rig(scale), rng)
     return cloud, order
 
 
@@ -295,7 +295,7 @@ def _surface_case(name: str, rng: np.random.Generator, kinds: Sequence[str]) -> 
         if kind != tasks.NORMAL:
             made = defects.apply_defect(mesh, kind, rng, random_scale(kind, rng))
             mesh, faces = rest_pose.settle(made.mesh), made.face_flag
-        cloud, defect = scan([mesh], _scale([mesh], rng), rng, faces)
+        cloud, defect = scan([mesh], scanner.rig(_scale([mesh], rng)), rng, faces)
         parts = scene.separate(cloud).parts
         if not parts:
             continue
@@ -337,31 +337,6 @@ def scene_file(name: str) -> str:
 def _scale(meshes: Sequence[Mesh], rng: np.random.Generator) -> float:
     """The field filled by the parts, or up to a quarter wider."""
     return scanner.scale_for(*trays.field_mm(meshes)) * float(rng.uniform(1.0, 1.25))
-
-
-def scan(
-    meshes: Sequence[Mesh],
-    scale: float,
-    rng: np.random.Generator,
-    flagged: NDArray[np.bool_] | None = None,
-) -> tuple[Cloud, NDArray[np.bool_]]:
-    """Simulate, decode and fuse four poses. Also which points lie on faces of mesh 0 in `flagged`.
-
-    A point belongs to the face that its camera pixel truly sees.
-    """
-    scans, hits = [], []
-    for calibration in scanner.rig(scale):
-        stack = scanner.simulate(meshes, calibration, rng)
-        decoded = structured_light.decode(stack, calibration)
-        scans.append(decoded)
-        valid = np.isfinite(decoded.points[..., 2])
-        hit = np.zeros(int(valid.sum()), bool)
-        if flagged is not None and flagged.any():
-            _, mesh, face = scanner.true_depth(meshes, calibration)
-            on_part = mesh[valid] == 0
-            hit[on_part] = flagged[face[valid][on_part]]
-        hits.append(hit)
-    return base.fuse(scans), np.concatenate(hits)
 
 
 def _left_to_right(

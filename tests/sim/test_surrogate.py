@@ -106,13 +106,16 @@ def test_a_coarser_camera_gives_a_quarter_of_the_points_and_the_same_noise():
     assert top[1].std() == pytest.approx(top[0].std(), rel=0.4)
 
 
-def test_random_noise_is_around_what_was_measured():
-    drawn = [surrogate.Noise.random(np.random.default_rng(seed)) for seed in range(200)]
-    fitted = surrogate.Noise()
-    for name in ("depth", "grazing_keep", "flying", "edge_drop", "registration"):
-        values = [getattr(noise, name) for noise in drawn]
-        assert min(values) < getattr(fitted, name) <= max(values), name
-        assert 0.0 <= min(values) <= max(values) < 1.0
+def test_a_blinded_pose_sees_nothing_within_a_ball():
+    rig, radius = scanner.rig(SCALE)[:1], 20.0
+    blind = replace(EXACT, blind_share=1.0, blind_radius=(radius, radius))
+    free = surrogate.scan(BOX, rig, np.random.default_rng(1), EXACT).points
+    found = surrogate.scan(BOX, rig, np.random.default_rng(1), blind).points
+    pixel = float(rig[0].camera_pixel_mm or 0.0)
+    kept = cKDTree(found).query(free)[0] < 1e-6
+    middle = free[~kept].mean(axis=0)
+    assert 0.2 * np.pi * radius**2 < (~kept).sum() < 2 * np.pi * radius**2
+    assert np.linalg.norm(free[~kept] - middle, axis=1).max() < 1.5 * radius * pixel
 
 
 def in_tray_frame(part: PartCloud) -> np.ndarray:

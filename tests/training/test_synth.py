@@ -38,8 +38,8 @@ def test_a_batch_has_one_odd_part_in_half_of_the_cases():
 
 def test_an_odd_part_can_be_asked_for():
     for seed in range(20):
-        assert len(set(sheet_samples.plan_batch(rng(seed), odd=False).parts)) == 1
-        assert len(set(sheet_samples.plan_batch(rng(seed), odd=True).parts)) == 2
+        assert len(set(sheet_samples.plan_batch(rng(seed), correct=1.0).parts)) == 1
+        assert len(set(sheet_samples.plan_batch(rng(seed), correct=0.0).parts)) == 2
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from forge_station.contract.views import NANO_LAYOUT
 from forge_station.geometry import gauge, pose, sheet
 from forge_station.sim import fasteners, layout, rest_pose, scanner, surrogate, trays
 from forge_station.sim.mesh import Mesh, concat
+from training.data.variation import USUAL, Variation
 
 _INDEX = {model.id: i for i, model in enumerate(CATALOGUE)}
 _VARIANTS = 4
@@ -28,20 +29,23 @@ class ScenePlan:
 
     kind: str
     parts: tuple[PartModel, ...]
+    right: bool = True
+    """Nothing on the tray that does not belong there."""
 
 
-def plan_batch(rng: np.random.Generator, odd: bool | None = None) -> ScenePlan:
-    """3..6 equal parts; half of the time one is another model number or another workpiece."""
+def plan_batch(rng: np.random.Generator, correct: float = 0.5) -> ScenePlan:
+    """3..6 equal parts; in all but `correct` (a share) one is another model or workpiece."""
     base = any_part(rng)
     count = int(rng.integers(3, 7))
     parts = [base] * count
-    if rng.random() < 0.5 if odd is None else odd:
+    right = bool(rng.random() < correct)
+    if not right:
         parts[int(rng.integers(count))] = other_part(base, rng)
-    return ScenePlan("batch", tuple(parts))
+    return ScenePlan("batch", tuple(parts), right)
 
 
-def plan_kit(rng: np.random.Generator) -> ScenePlan:
-    """2..6 parts of one nominal size, as an assembly needs them; sometimes one does not belong."""
+def plan_kit(rng: np.random.Generator, complete: float = 0.6) -> ScenePlan:
+    """2..6 parts of one nominal size; in all but `complete` (a share) one does not belong."""
     base = any_part(rng)
     pool = trays.near_in_size(base, 1.05)
     count = int(rng.integers(2, 7))
@@ -49,10 +53,11 @@ def plan_kit(rng: np.random.Generator) -> ScenePlan:
     while len(parts) < count:
         repeat = rng.random() < 0.25
         parts.append(parts[-1] if repeat else trays.spread(pool, rng))
-    if rng.random() < 0.4:
+    right = bool(rng.random() < complete)
+    if not right:
         chosen = int(rng.integers(count))
         parts[chosen] = other_part(parts[chosen], rng)
-    return ScenePlan("kit", tuple(parts))
+    return ScenePlan("kit", tuple(parts), right)
 
 
 def plan_inventory(rng: np.random.Generator) -> ScenePlan:
@@ -81,49 +86,58 @@ def _variant(part: str, number: int) -> Mesh:
     return fasteners.build(by_id(part), None if number == 0 else rng)
 
 
-def resting(model: PartModel, rng: np.random.Generator) -> Mesh:
+def resting(model: PartModel, rng: np.random.Generator, vary: Variation = USUAL) -> Mesh:
     """A built part in a stable pose on the tray."""
-    return rest_pose.rest(_variant(model.id, int(rng.integers(_VARIANTS))), rng)
+    number = int(rng.integers(_VARIANTS)) if vary.made else 0
+    return rest_pose.rest(_variant(model.id, number), rng)
 
 
 def poses_for(
-    meshes: Sequence[Mesh], rng: np.random.Generator, *, randomise: bool = True
+    meshes: Sequence[Mesh], rng: np.random.Generator, vary: Variation = USUAL
 ) -> list[Calibration]:
-    """The scan head's poses, its field filled by the parts. Randomised: other sets, lost poses."""
+    """The scan head's poses, its field filled by the parts; sometimes other poses, or one less."""
     low = np.min([mesh.vertices.min(axis=0) for mesh in meshes], axis=0)
     high = np.max([mesh.vertices.max(axis=0) for mesh in meshes], axis=0)
-    scale = scanner.scale_for(*(high - low).tolist())
-    if not randomise:
-        return list(scanner.rig(scale))
-    scale *= float(rng.uniform(0.95, 1.3))
-    name = "turntable4" if rng.random() < 0.8 else "overhead_front_side"
-    rig = list(scanner.rig(scale, name))
-    if rng.random() < 0.1:
+    scale = scanner.scale_for(*(high - low).tolist()) * float(rng.uniform(*vary.field_of_view))
+    three = rng.random() < vary.three_poses_share
+    rig = list(scanner.rig(scale, "overhead_front_side" if three else "turntable4"))
+    if rng.random() < vary.lost_pose_share:
         rig.pop(int(rng.integers(len(rig))))
     return rig
 
 
-def make_sheet(plan: ScenePlan, rng: np.random.Generator) -> tuple[sheet.Sheet, np.ndarray]:
+def on_tray(plan: ScenePlan, rng: np.random.Generator, vary: Variation = USUAL) -> list[Mesh]:
+    """The parts of a plan at rest on the tray, with gaps."""
+    gap = vary.wide_gap if rng.random() < vary.wide_gap_share else vary.gap
+    meshes = [resting(model, rng, vary) for model in plan.parts]
+    tallest = max(float(np.ptp(mesh.vertices[:, 2])) for mesh in meshes)
+    return layout.lay_out(meshes, rng, (gap[0] * tallest + 0.5, gap[1] * tallest + 0.5))
+
+
+def make_sheet(
+    plan: ScenePlan, rng: np.random.Generator, vary: Variation = USUAL
+) -> tuple[sheet.Sheet, np.ndarray]:
     """Surrogate scan of a plan -> marks sheet (part i in column i) and sizes [n, 3] mm.
 
     Raises ValueError when a part cannot be seen.
     """
-    gap = (0.15, 0.8) if rng.random() < 0.8 else (0.8, 1.5)
-    meshes = [resting(model, rng) for model in plan.parts]
-    tallest = max(float(np.ptp(mesh.vertices[:, 2])) for mesh in meshes)
-    placed = layout.lay_out(meshes, rng, (gap[0] * tallest + 0.5, gap[1] * tallest + 0.5))
-    rig = poses_for(placed, rng)
+    placed = on_tray(plan, rng, vary)
+    rig = poses_for(placed, rng, vary)
     owner = np.repeat(np.arange(len(placed)), [len(mesh.faces) for mesh in placed])
-    step = 2 if rng.random() < 0.75 else 1  # mostly a coarser camera: four times faster
-    found = surrogate.scan(concat(placed), rig, rng, surrogate.Noise.random(rng), step=step)
+    step = 2 if rng.random() < vary.coarse_share else 1
+    found = surrogate.scan(concat(placed), rig, rng, vary.noise(rng), step=step)
     pixel = step * float(np.mean([c.camera_pixel_mm or 0.0 for c in rig]))
     above = found.points[:, 2] > 0.5 * pixel
-    points, source = found.points[above], owner[found.face[above]]
-    clouds, sizes = [], []
-    for i in range(len(placed)):
-        part = pose.align(points[source == i], pixel, poses=len(rig))
-        size = gauge.measure(part)
-        clouds.append(part.points)
-        sizes.append((size.length_mm, size.width_mm, size.height_mm))
-    drawn = sheet.marks_sheet(clouds, list(range(len(clouds))), NANO_LAYOUT)
-    return drawn, np.array(sizes, np.float32)
+    points, source = found.points.compress(above, axis=0), owner[found.face[above]]
+    return sheet_of(
+        [
+            pose.align(points.compress(source == i, axis=0), pixel, poses=len(rig))
+            for i in range(len(placed))
+        ]
+    )
+
+
+def sheet_of(parts: Sequence[pose.PartCloud]) -> tuple[sheet.Sheet, np.ndarray]:
+    """Separated parts -> marks sheet (part i in column i) and measured sizes [n, 3] mm."""
+    drawn = sheet.marks_sheet([part.points for part in parts], range(len(parts)), NANO_LAYOUT)
+    return drawn, np.array([gauge.measure(part).box for part in parts], np.float32)

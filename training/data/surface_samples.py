@@ -18,6 +18,7 @@ from forge_station.sim import defects, surrogate
 from forge_station.sim.mesh import Mesh
 from forge_station.sim.references import CadReferences
 from training.data.sheet_samples import any_part, poses_for, resting
+from training.data.variation import USUAL, Variation
 
 PROMISED_SURFACE = (
     "hex_bolt",
@@ -63,9 +64,9 @@ class SurfaceSample:
     defect: DefectSize = DefectSize()
 
 
-def surface_part(rng: np.random.Generator) -> PartModel:
-    """Mostly a workpiece that the surface check is promised for."""
-    if rng.random() < 0.8:
+def surface_part(rng: np.random.Generator, promised: float = 0.8) -> PartModel:
+    """Mostly (`promised`, a share) a workpiece that the surface check is promised for."""
+    if rng.random() < promised:
         models = of_workpiece(PROMISED_SURFACE[int(rng.integers(len(PROMISED_SURFACE)))])
         return models[int(rng.integers(len(models)))]
     return any_part(rng)
@@ -79,10 +80,14 @@ def random_scale(defect: str, rng: np.random.Generator) -> float:
 
 
 def damaged(
-    model: PartModel, defect: str, rng: np.random.Generator, scale: float = 1.0
+    model: PartModel,
+    defect: str,
+    rng: np.random.Generator,
+    scale: float = 1.0,
+    vary: Variation = USUAL,
 ) -> tuple[Mesh, np.ndarray, DefectSize]:
     """A resting part with a defect made on the mesh, the defective faces (bool), and its size."""
-    mesh = resting(model, rng)
+    mesh = resting(model, rng, vary)
     if defect == tasks.NORMAL:
         return mesh, np.zeros(len(mesh.faces), bool), DefectSize()
     part = defects.apply_defect(mesh, defect, rng, scale)
@@ -106,15 +111,17 @@ def truth_grid(
     return out
 
 
-def make_surface(model: PartModel, defect: str, rng: np.random.Generator) -> SurfaceSample | None:
+def make_surface(
+    model: PartModel, defect: str, rng: np.random.Generator, vary: Variation = USUAL
+) -> SurfaceSample | None:
     """Surrogate scan of one part; None when its defect is not visible in any view."""
     scale = 0.0 if defect == tasks.NORMAL else random_scale(defect, rng)
-    mesh, faces, made = damaged(model, defect, rng, scale)
-    rig = poses_for([mesh], rng)
-    found = surrogate.scan(mesh, rig, rng, surrogate.Noise.random(rng))
+    mesh, faces, made = damaged(model, defect, rng, scale, vary)
+    rig = poses_for([mesh], rng, vary)
+    found = surrogate.scan(mesh, rig, rng, vary.noise(rng))
     pixel = float(np.mean([c.camera_pixel_mm or 0.0 for c in rig]))
     above = found.points[:, 2] > 0.5 * pixel
-    points, flagged = found.points[above], faces[found.face[above]]
+    points, flagged = found.points.compress(above, axis=0), faces[found.face[above]]
     part, flags = align_with(points, flagged, pixel, len(rig))
     return surface_sample(part, flags, model.id, made)
 

@@ -41,17 +41,10 @@ class Noise:
     """Share of points at depth jumps that are lost."""
     registration: float = 0.16
     """Standard deviation of each pose's shift; 0.03 degrees of turn come with it."""
-
-    @classmethod
-    def random(cls, rng: np.random.Generator) -> Noise:
-        """Domain randomisation: wider than what was measured."""
-        return cls(
-            depth=float(rng.uniform(0.08, 0.2)),
-            grazing_keep=float(rng.uniform(0.7, 0.95)),
-            flying=float(rng.uniform(0.0, 0.12)),
-            edge_drop=float(rng.uniform(0.0, 0.3)),
-            registration=float(rng.uniform(0.0, 0.32)),
-        )
+    blind_share: float = 0.0
+    """Share of poses that see nothing within a ball around a random point: glare, oil, dirt."""
+    blind_radius: tuple[float, float] = (6.0, 40.0)
+    """Least and largest radius of that ball."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +102,14 @@ def _pose(
         out, source,
     )  # fmt: skip
     points = out[:count]
-    turn = np.radians(rng.normal(0, 0.03, 3))
-    points = points + np.cross(turn, points)
-    points = points + rng.normal(0, noise.registration * pixel_mm / step, 3)
+    x, y, z = np.radians(rng.normal(0, 0.03, 3))
+    turn = np.array([[1.0, -z, y], [z, 1.0, -x], [-y, x, 1.0]])
+    points = points @ turn.T + rng.normal(0, noise.registration * pixel_mm / step, 3)
+    if count and noise.blind_share > 0.0 and rng.random() < noise.blind_share:
+        off = points - points[int(rng.integers(count))]
+        radius = float(rng.uniform(*noise.blind_radius)) * pixel_mm / step
+        seen = np.einsum("ij,ij->i", off, off) > radius**2
+        return points.compress(seen, axis=0), source[:count].compress(seen)
     return points, source[:count].copy()
 
 
