@@ -75,6 +75,8 @@ class Release:
     references: Path | None = None
     """`references.npz` of the line's parts, for a model that is shown the difference from them."""
     evaluation: Mapping[str, Any] = field(default_factory=dict)
+    detectable: tuple[Mapping[str, Any], ...] = ()
+    """Reports of `training.calibrate pod`: the promised sizes of the model card."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
     created: str = ""
 
@@ -116,7 +118,7 @@ def write_bundle(
         if release.references is not None:
             shutil.copyfile(release.references, partial / reference_io.FILE)
         draft = _manifest(checkpoint, network, codec, release, card, line_name, {})
-        text = model_card.render(draft, card, release.evaluation)
+        text = model_card.render(draft, card, release.evaluation, release.detectable)
         (partial / CARD).write_text(text, encoding="utf-8")
         files = {path.name: _entry(path) for path in sorted(partial.iterdir())}
         manifest = _manifest(checkpoint, network, codec, release, card, line_name, files)
@@ -350,6 +352,9 @@ def main() -> int:
     parser.add_argument("--release", type=int, default=1, help="release counter, only ever grows")
     parser.add_argument("--layout", choices=sorted(LAYOUTS), help="default: by the vision window")
     parser.add_argument("--evaluation", type=Path, help="JSON written by training.evaluate")
+    parser.add_argument(
+        "--pod", type=Path, nargs="*", default=[], help="pod.json files of training.calibrate pod"
+    )
     parser.add_argument("--thresholds", type=Path, help="JSON object: name -> number")
     parser.add_argument("--replace", action="store_true", help="replace an existing bundle")
     args = parser.parse_args()
@@ -366,6 +371,7 @@ def main() -> int:
             line=args.line,
             references=args.references,
             evaluation=_json_object(args.evaluation),
+            detectable=tuple(_json_object(path) for path in args.pod),
             thresholds=_json_object(args.thresholds),
             created=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         )

@@ -5,14 +5,22 @@ It invents no figure: what was not measured is not in the card.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from forge_station.contract.manifest import Manifest
 
 
-def render(manifest: Manifest, card: Mapping[str, Any], evaluation: Mapping[str, Any]) -> str:
-    """Markdown text; `card` and `evaluation` may be empty or nested."""
+def render(
+    manifest: Manifest,
+    card: Mapping[str, Any],
+    evaluation: Mapping[str, Any],
+    detectable: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Markdown text; `card` and `evaluation` may be empty or nested.
+
+    `detectable`: reports of `training.calibrate pod`, one a unit.
+    """
     model = manifest.model
     parameters = float(model.get("parameters", 0)) / 1e6
     lines = [
@@ -48,6 +56,7 @@ def render(manifest: Manifest, card: Mapping[str, Any], evaluation: Mapping[str,
         "No evaluation figures came with this export. The figures of the checkpoint, if any, are "
         "under Training; figures of quantised weights must be measured on the bundle."
     ]
+    lines += _promised(detectable)
     lines += [
         "",
         "## Limits",
@@ -58,6 +67,33 @@ def render(manifest: Manifest, card: Mapping[str, Any], evaluation: Mapping[str,
         "",
     ]
     return "\n".join(lines)
+
+
+def _promised(reports: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The smallest defect of each class that the station finds, and that it promises no smaller."""
+    lines: list[str] = []
+    for report in reports:
+        unit = {"mm": "mm", "px": "camera pixels"}.get(report["unit"], report["unit"])
+        lines += ["", f"| class | flaws | found | a90, {unit} | a90/95, {unit} |"]
+        lines += ["| --- | --- | --- | --- | --- |"]
+        for name, one in report["curves"].items():
+            sizes = [one.get("a90"), one.get("a90_95")]
+            shown = [f"{size:.3g}" if size is not None else "-" for size in sizes]
+            note = f" ({one['reason']})" if "reason" in one else ""
+            lines.append(
+                f"| {name} | {one['flaws']} | {one['hits']} | {shown[0]}{note} | {shown[1]} |"
+            )
+    if not lines:
+        return []
+    return [
+        "",
+        "## Promised sizes",
+        "",
+        "Size of a defect (crack: width; cut and dent: depth; deformation: bend) at which nine of "
+        "ten are found (a90), and the upper end of its 95 % interval (a90/95): that size is "
+        "promised, below it nothing is.",
+        *lines,
+    ]
 
 
 def _table(figures: Mapping[str, Any]) -> list[str]:

@@ -11,9 +11,13 @@ import pytest
 
 from export import bundle, model_card
 from export.bundle import Release, write_bundle
+from forge_station.contract import CONTRACT_VERSION
 from forge_station.contract.error import StationError
-from forge_station.contract.manifest import Manifest
+from forge_station.contract.manifest import FileEntry, Manifest
+from forge_station.contract.views import SURFACE_CHANNELS
 from forge_station.errors import InputError
+from forge_station.geometry import reference, reference_io
+from forge_station.opening import open_inspector
 from forge_station.vlm.bundle_files import read_manifest
 from forge_station.vlm.model import VisionLanguageModel
 
@@ -111,6 +115,60 @@ def test_a_line_with_a_part_the_model_cannot_name_is_refused(tmp_path, checkpoin
     (tmp_path / "line.yaml").write_text(LINE.replace("hex_nut M8", "cap_nut M8"))
     release = Release("nano", "0.1.0", line=tmp_path / "line.yaml")
     refused(tmp_path, checkpoint, "does not know.*cap_nut M8", release)
+
+
+SURFACE_LINE = LINE.replace("kind: batch", "kind: single").replace("workpiece", "surface")
+SURFACE_LINE = SURFACE_LINE.replace("{hex_nut M8: 3}", "{hex_nut M8: 1}")
+
+
+def shown_the_difference(checkpoint) -> None:
+    path = checkpoint / "training_card.json"
+    card = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(card | {"surface_channels": SURFACE_CHANNELS}))
+
+
+def references_of(path, *parts: str):
+    depth = np.zeros((reference.TURNS + 1, reference.SIDE, reference.SIDE), np.float32)
+    flat = reference.Reference((reference.RestView(depth, 0.1, 2.0),))
+    reference_io.save(path, dict.fromkeys(parts, flat))
+    return path
+
+
+def test_a_model_that_compares_needs_a_reference_of_every_inspected_part(tmp_path, checkpoint):
+    shown_the_difference(checkpoint)
+    line = tmp_path / "line.yaml"
+    line.write_text(SURFACE_LINE)
+    refused(
+        tmp_path, checkpoint, "without a reference.*hex_nut M8", Release("n", "1.0.0", line=line)
+    )
+    other = references_of(tmp_path / "other.npz", "hex_nut M10")
+    release = Release("n", "1.0.0", line=line, references=other)
+    refused(tmp_path, checkpoint, "a reference of hex_nut M8, got 1 references", release)
+    right = references_of(tmp_path / "references.npz", "hex_nut M8")
+    release = Release("n", "1.0.0", line=line, references=right)
+    manifest = write_bundle(checkpoint, tmp_path / "b", release)
+    assert manifest.surface_channels == SURFACE_CHANNELS
+    assert manifest.files[reference_io.FILE].size == right.stat().st_size
+    inspector = open_inspector(tmp_path / "b", checks_alone=True)
+    assert set(inspector.references) == {"hex_nut M8"}
+    inspector.model.close()
+
+
+def test_a_line_whose_surfaces_are_not_inspected_needs_no_reference(tmp_path, checkpoint):
+    shown_the_difference(checkpoint)
+    (tmp_path / "line.yaml").write_text(LINE)
+    write_bundle(checkpoint, tmp_path / "b", Release("n", "1.0.0", line=tmp_path / "line.yaml"))
+
+
+def test_the_card_promises_what_was_measured_and_no_less(checkpoint):
+    manifest = Manifest("nano", "0.1.0", 1, CONTRACT_VERSION, "int8", {"a": FileEntry.of(b"")})
+    crack = {"flaws": 90, "hits": 80, "a90": 5.2, "a90_95": 6.81}
+    dent = {"flaws": 12, "hits": 9, "reason": "too few sized flaws"}
+    pod = {"unit": "px", "hit": "stopped", "curves": {"crack": crack, "dent": dent}}
+    text = model_card.render(manifest, {}, {}, [pod])
+    assert "| crack | 90 | 80 | 5.2 | 6.81 |" in text
+    assert "| dent | 12 | 9 | - (too few sized flaws) | - |" in text
+    assert "Promised sizes" not in model_card.render(manifest, {}, {})
 
 
 def test_a_full_disk_is_noticed_before_work(tmp_path, checkpoint, monkeypatch):
