@@ -8,6 +8,7 @@ a part is scored is `checks.py`'s; what a certificate says is `contract/certific
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timezone
@@ -155,6 +156,8 @@ def log_odds_of(results: Iterable[CheckResult]) -> dict[str, float]:
 def part_score(log_odds: Mapping[str, float], temperatures: Mapping[str, float]) -> float | None:
     """The largest of the checks' log-odds, each divided by its temperature (1 where none is)."""
     scores = [value / temperatures.get(check, 1.0) for check, value in log_odds.items()]
+    if any(math.isnan(score) for score in scores):  # `max` would take or leave it by its place
+        return math.nan
     return max(scores, default=None)
 
 

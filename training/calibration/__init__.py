@@ -1,0 +1,1 @@
+"""From evaluation rows to a certificate: scores, temperatures, limits, looks, keys, pictures."""
