@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from forge_station.contract.error import StationError
 from training.data import examples, leakage
 from training.data.loaders import (
     coco,
@@ -32,6 +33,7 @@ from training.data.loaders import (
     yolo,
 )
 from training.data.loaders.sample import Grouping, LoadError, Problems
+from training.evaluation.photo_cases import write_cases
 
 SOURCES: dict[str, ModuleType] = {
     "forge": forge,
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         report, code = args.command(args)
-    except LoadError as error:
+    except (StationError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(json.dumps(report, ensure_ascii=False))
@@ -57,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def load(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """One source -> one folder. Exit code 1 when leaks were only reported."""
+    for name, share in (("--clean-share", args.clean_share), ("--val-share", args.val_share)):
+        if share is not None and not 0 <= share < 1:
+            raise LoadError("not a share", which=name, expected="0 or more, below 1", got=share)
     problems = Problems(skip=args.skip_bad)
     plan = writing.Plan(
         shares=splits.parse_shares(args.split),
@@ -102,6 +107,12 @@ def export(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     ), 0
 
 
+def cases(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    """Photo examples -> case files."""
+    count = write_cases(args.file, args.out, args.split)
+    return {"cases": count, "out": str(args.out)}, 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _described(argparse.ArgumentParser, __doc__ or "", prog="python -m training.load")
     commands = parser.add_subparsers(required=True, metavar="SOURCE")
@@ -122,12 +133,22 @@ def _parser() -> argparse.ArgumentParser:
         own.add_argument("--partial", choices=["drop", "keep"], default="drop",
                          help="examples that answer less than their text asks for")  # fmt: skip
         own.add_argument("--overwrite", action="store_true", help="replace the file")
+    own = _command(commands, "cases", CASES_HELP, cases)
+    own.add_argument("file", type=Path, help="examples.jsonl of photos")
+    own.add_argument("--out", type=Path, required=True, help="folder for cases.jsonl and images")
+    own.add_argument("--split", choices=examples.SPLITS, default="test")
     own = _command(commands, "look", "A page of examples with their grids and answers.", look)
     own.add_argument("file", type=Path, help="examples.jsonl")
     own.add_argument("--out", type=Path, required=True, help="PNG file")
     own.add_argument("--count", type=int, default=30)
     own.add_argument("--seed", type=int, default=0)
     return parser
+
+
+CASES_HELP = """Photo examples of a split as case files, which training.evaluate scores on a bundle.
+
+  python -m training.load cases .work/tiles/examples.jsonl --out .work/tiles-cases
+  python -m training.evaluate --bundle .work/bundles/tiles --cases .work/tiles-cases"""
 
 
 CHECK_HELP = """Do splits or files share pictures or groups? Lists the pairs; exit code 1 if so.

@@ -145,7 +145,7 @@ def _similar(prints: Sequence[Print], bits: int) -> list[Leak]:
 def _near(prints: Sequence[Print], bits: int) -> list[tuple[int, int, int]]:
     """(a, b, distance) with a < b and at most `bits` differing; blocks keep the memory small."""
     index = np.array([i for i, item in enumerate(prints) if item.perceptual is not None], int)
-    if len(index) < 2:
+    if len(index) < 2 or bits < 1:
         return []
     codes = np.stack([item.perceptual for item in prints if item.perceptual is not None])
     out = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from training.data.loaders import regions, rle
-from training.data.loaders.documents import entries, read_json, text_of
+from training.data.loaders.documents import entries, id_of, is_number, read_json, text_of
 from training.data.loaders.regions import Annotated, Reading, Region
 from training.data.loaders.sample import Grouping, Loaded, LoadError, Picture, Problems, inside
 
@@ -35,23 +35,22 @@ def load(
 ) -> Loaded:
     """All pictures that the file lists, with the regions of their annotations."""
     data = read_json(file)
-    names = {
-        item.get("id"): text_of(item, "name", f"{file.name}: categories[{n}]")
-        for n, item in enumerate(entries(data, "categories", file))
-    }
+    names: dict[int | str, str] = {}
+    for number, item in enumerate(entries(data, "categories", file)):
+        which = f"{file.name}: categories[{number}]"
+        names[id_of(item, "id", which)] = text_of(item, "name", which)
     pictures = entries(data, "images", file)
-    known = {item.get("id") for item in pictures}
+    known = {id_of(item, "id", f"{file.name}: images[{n}]") for n, item in enumerate(pictures)}
     if len(known) != len(pictures):
         raise LoadError("two pictures of one id", which=f"{file.name}: images")
-    own: dict[Any, list[tuple[str, Mapping[str, Any]]]] = {}
+    own: dict[int | str, list[tuple[str, Mapping[str, Any]]]] = {}
     for number, item in enumerate(entries(data, "annotations", file)):
         which = f"annotations[{number}]"
         with problems.of(f"{file.name}: {which}"):
-            if item.get("image_id") not in known:
-                raise LoadError(
-                    "annotation of an unknown picture", which="image_id", got=item.get("image_id")
-                )
-            own.setdefault(item["image_id"], []).append((which, item))
+            name = id_of(item, "image_id", which)
+            if name not in known:
+                raise LoadError("annotation of an unknown picture", which="image_id", got=name)
+            own.setdefault(name, []).append((which, item))
     found = []
     for number, item in enumerate(pictures):
         with problems.of(f"{file.name}: images[{number}]"):
@@ -69,14 +68,15 @@ def load(
 
 
 def _region(
-    item: Mapping[str, Any], names: Mapping[Any, str], size: tuple[int, int], which: str
+    item: Mapping[str, Any], names: Mapping[int | str, str], size: tuple[int, int], which: str
 ) -> Region:
-    label = names.get(item.get("category_id"))
-    if label is None:
+    category = id_of(item, "category_id", which)
+    if category not in names:
         raise LoadError(
-            "unknown class", which=f"{which}.category_id", expected=f"one of {sorted(names)}",
-            got=item.get("category_id"),
+            "unknown class", which=f"{which}.category_id", expected=f"one of {list(names)}",
+            got=category,
         )  # fmt: skip
+    label = names[category]
     shape = item.get("segmentation")
     if isinstance(shape, dict):
         try:
@@ -91,7 +91,7 @@ def _region(
         outlined = regions.outlined(label, shape, f"{which}.segmentation")
         return regions.checked(outlined, size, f"{which}.segmentation")
     box = item.get("bbox")
-    if not isinstance(box, list) or len(box) != 4 or not all(type(v) in (int, float) for v in box):
+    if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
         raise LoadError("not a box", which=f"{which}.bbox", expected="[x, y, w, h]", got=box)
     x, y, w, h = box
     return regions.checked(Region(label, (x, y, x + w, y + h)), size, f"{which}.bbox")

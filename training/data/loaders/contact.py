@@ -19,6 +19,7 @@ from training.data.loaders.sample import LoadError, Picture
 _TILE, _TEXT, _COLUMNS = 260, 62, 5
 _PAPER, _INK, _CELL = (250, 250, 248), (30, 30, 30), (230, 60, 20)
 _ROW = re.compile(r"(\w+) r(\d+):")
+_PLACE = re.compile(r"^([A-Z]) \[([\d.]+),([\d.]+)\]$", re.MULTILINE)
 
 
 def page(path: Path, out: Path, count: int = 30, seed: int = 0) -> int:
@@ -62,6 +63,7 @@ def _drawn(example: Example, folder: Path) -> Image.Image:
         size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
         picture = picture.resize(size, Image.Resampling.BILINEAR)
         _draw_grids(picture, lines)
+        _draw_places(picture, example.messages[-2].content)
         tile.paste(picture, (3, 3))
     words = [f"{b.key} {b.answer}" for b in lines if not _ROW.fullmatch(b.key)]
     weight = "" if example.weight == 1 else f"  weight {example.weight:g}"
@@ -85,6 +87,15 @@ def _draw_grids(picture: Image.Image, lines: Sequence[Branch]) -> None:
         if view in panels:
             x, y = panels.index(view) * width + column * width / 16, row * height / 16
             draw.rectangle((x, y, x + width / 16, y + height / 16), outline=_CELL)
+
+
+def _draw_places(picture: Image.Image, facts: str) -> None:
+    """The letters of marks whose places the question states (`A [0.43,0.44]`)."""
+    draw = ImageDraw.Draw(picture)
+    font = ImageFont.load_default(14)
+    for mark, x, y in _PLACE.findall(facts):
+        at = (float(x) * picture.width, float(y) * picture.height)
+        draw.text(at, mark, fill=_CELL, font=font, anchor="mm", stroke_width=2, stroke_fill=_PAPER)
 
 
 def _cells(lines: Sequence[Branch]) -> list[tuple[str, int, int]]:

@@ -34,6 +34,19 @@ def entries(data: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, 
     return found
 
 
+def id_of(data: Mapping[str, Any], key: str, which: str) -> int | str:
+    """A number or text under `key` that names something."""
+    value = data.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise LoadError("key is missing or wrong", which=f"{which}.{key}", expected="an id")
+    return value
+
+
+def is_number(value: object) -> bool:
+    """A plain number of a size that pixels have; not true, not NaN."""
+    return type(value) in (int, float) and -1e9 < value < 1e9  # type: ignore[operator]
+
+
 def text_of(data: Mapping[str, Any], key: str, which: str) -> str:
     """A text under `key` that is not empty."""
     value = data.get(key)

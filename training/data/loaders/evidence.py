@@ -134,7 +134,7 @@ def load(
     """Examples of every labelled inspection below `folder`."""
     labels = [label for path in label_files for label in read_labels(path, classes, problems)]
     settled, counted = settle(labels)
-    places = _index(folder, {label.result_id for label in labels})
+    places = _index(folder, {label.result_id for label in labels}, problems)
     samples: list[Sample] = []
     for label, weight in settled:
         with problems.of(f"result {label.result_id}"):
@@ -327,13 +327,14 @@ def _verdict(path: Path) -> Verdict:
         raise LoadError("not a verdict", which=path.name, got=error) from error
 
 
-def _index(folder: Path, wanted: set[str]) -> dict[str, Path]:
+def _index(folder: Path, wanted: set[str], problems: Problems) -> dict[str, Path]:
     """Result id -> verdict file, of the wanted ones."""
     found = {}
     for path in sorted(folder.rglob("*.verdict.json")):
-        name = read_json(path).get("result_id")
-        if name in wanted:
-            found[str(name)] = path
+        with problems.of(path.relative_to(folder)):
+            name = text_of(read_json(path), "result_id", path.name)
+            if name in wanted:
+                found[name] = path
     return found
 
 

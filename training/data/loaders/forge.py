@@ -118,14 +118,15 @@ def load(
             row = Row(values, pictures_of(values["image"], folder, f"{config} row {number}"))
             answer = surface_answer(row) if task == "surface" else letter_answer(row)
             make = station_text if text == "station" else benchmark_text
-            name = word(str(values.get("id") or number))
+            given = values.get("id")
+            name = word(str(number if given is None else given)) or str(number)
             scenario = str(values.get("scenario") or "").strip()
             samples.append(
                 Sample(
-                    id=f"{config}-{name}" if name else f"{config}-{number}",
+                    id=f"{config}-{name}",
                     pictures=row.images,
                     messages=make(row, task, answer),
-                    group=str(values.get("group") or f"{config} {values.get('id') or number}"),
+                    group=str(values.get("group") or f"{config} {name}"),
                     labels=(answer, scenario) if scenario else (answer,),
                     clean=answer in (tasks.NORMAL, tasks.NONE),
                 )

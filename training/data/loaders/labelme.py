@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from training.data.loaders import regions
-from training.data.loaders.documents import entries, read_json, text_of
+from training.data.loaders.documents import entries, is_number, read_json, text_of
 from training.data.loaders.regions import Annotated, Reading, Region
 from training.data.loaders.sample import Grouping, Loaded, LoadError, Picture, Problems, inside
 
@@ -73,8 +73,8 @@ def _region(shape: Mapping[str, Any], size: tuple[int, int], which: str) -> Regi
     kind = shape.get("shape_type") or "polygon"
     points = shape.get("points")
     pairs = isinstance(points, list) and all(
-        isinstance(p, list) and len(p) == 2 and all(type(v) in (int, float) for v in p)
-        for p in points
+        isinstance(point, list) and len(point) == 2 and all(map(is_number, point))
+        for point in points
     )
     if not pairs or not points:
         raise LoadError("not points", which=f"{which}.points", expected="[[x, y], ...]")

@@ -11,7 +11,7 @@ where every number above 0 is defective.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -170,14 +170,14 @@ def class_names(folders: list[str]) -> dict[str, str]:
     }
 
 
-def parse_classes(text: str) -> dict[str, str]:
+def parse_classes(text: str, check: Callable[[str], str] = class_name) -> dict[str, str]:
     """`MT_Free=normal,MT_Crack=crack` -> name in the source -> class."""
     out = {}
     for item in text.split(","):
         folder, equals, name = item.partition("=")
         if not equals or not folder.strip():
             raise LoadError("not a class", which="--classes", expected="NAME=class", got=item)
-        out[folder.strip()] = class_name(name.strip())
+        out[folder.strip()] = check(name.strip())
     return out
 
 

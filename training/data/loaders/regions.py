@@ -25,6 +25,7 @@ from forge_station.contract import grid, tasks
 from forge_station.contract.grid import SIDE, DefectGrid
 from forge_station.contract.views import MARKS
 from training.data import conversations
+from training.data.loaders.documents import is_number
 from training.data.loaders.masks import parse_classes
 from training.data.loaders.sample import (
     Grouping,
@@ -34,6 +35,7 @@ from training.data.loaders.sample import (
     Problems,
     Sample,
     class_name,
+    part_name,
     sample_id,
     word,
 )
@@ -127,7 +129,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def reading_of(args: argparse.Namespace) -> Reading:
-    classes = parse_classes(args.classes) if args.classes else None
+    check = class_name if args.kind == "defects" else part_name
+    classes = parse_classes(args.classes, check) if args.classes else None
     return Reading(args.kind, word(args.part), args.coverage, args.unannotated, classes)
 
 
@@ -170,7 +173,8 @@ def checked(region: Region, size: tuple[int, int], which: str) -> Region:
     height, width = size
     if not all(np.isfinite(region.box)) or not (x0 < x1 and y0 < y1):
         raise LoadError("empty box", which=which, expected="x0 < x1, y0 < y1", got=region.box)
-    if min(x0, y0) < -_SLACK_PX or x1 > width + _SLACK_PX or y1 > height + _SLACK_PX:
+    outside = max(-x0, -y0, x1 - width, y1 - height) > _SLACK_PX
+    if outside or x1 <= 0 or y1 <= 0 or x0 >= width or y0 >= height:
         raise LoadError(
             "region outside its picture", which=which, expected=f"within {width} x {height}",
             got=tuple(round(value, 1) for value in region.box),
@@ -183,9 +187,7 @@ def outlined(label: str, outlines: Sequence[Sequence[float]], which: str) -> Reg
     """A region of polygons given as x, y, x, y ...; its box is theirs."""
     polygons = []
     for flat in outlines:
-        numbers = isinstance(flat, Sequence) and all(
-            isinstance(v, (int, float)) and not isinstance(v, bool) for v in flat
-        )
+        numbers = isinstance(flat, Sequence) and all(is_number(value) for value in flat)
         if not numbers or len(flat) < 6 or len(flat) % 2:
             raise LoadError(
                 "not a polygon", which=which, expected="x, y of three points or more", got=flat
@@ -250,7 +252,7 @@ def _marks(item: Annotated, reading: Reading, group: str) -> list[Sample]:
             for mark, region in own.items()
             for x, y in [_centre(region)]
         }
-        names = {mark: _named(region.label, reading) for mark, region in own.items()}
+        names = {mark: part_name(_named(r.label, reading)) for mark, r in own.items()}
         extra = f"-{start // len(MARKS)}" if len(ordered) > len(MARKS) else ""
         out.append(
             Sample(

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from training.data.loaders.sample import LoadError
 
+_LONGEST = 60
+"""Bits of one number; a picture has fewer pixels than that can count."""
+
 
 def decode(segmentation: Any, size: tuple[int, int]) -> NDArray[np.bool_]:
     """`{"size": [h, w], "counts": list or text}` -> bool [h, w]; `size` is that of the picture."""
@@ -41,6 +44,10 @@ def _unpacked(text: str) -> list[int]:
             raise LoadError("not RLE", which="counts", expected="characters 0 to o", got=character)
         value |= (bits & 0x1F) << shift
         shift += 5
+        if shift > _LONGEST:
+            raise LoadError(
+                "not RLE", which="counts", expected="runs within a picture", got=text[:40]
+            )
         if not bits & 0x20:
             if bits & 0x10:
                 value -= 1 << shift

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from forge_station.contract.error import ContractError, Fault
@@ -57,10 +58,11 @@ class Picture:
                 ) from error  # fmt: skip
 
     def content(self) -> tuple[str, bytes]:
-        """(suffix, bytes) to store: the file as it is, or PNG when it has to be turned upright."""
+        """(suffix, bytes) to store: the file itself, or PNG if it must be turned or made 8 bit."""
         with self._opened() as image:
             suffix = _KEPT.get(image.format or "")
-            if suffix and image.getexif().get(_ORIENTATION, 1) == 1:
+            upright = image.getexif().get(_ORIENTATION, 1) == 1
+            if suffix and upright and image.mode in ("L", "RGB", "RGBA"):
                 raw = self.source if isinstance(self.source, bytes) else self.source.read_bytes()
                 return suffix, raw
         buffer = io.BytesIO()
@@ -84,7 +86,8 @@ class Picture:
 def _plain(image: Image.Image) -> Image.Image:
     """16 bit -> 8 bit by its range of 65535; palettes and CMYK -> RGB; alpha is dropped."""
     if image.mode.startswith("I"):
-        return image.point(lambda value: value / 257).convert("L")
+        values = np.asarray(image).astype(np.float64) / 257
+        return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
     return image.convert("L" if image.mode in ("1", "LA", "F") else "RGB")
 
 
@@ -153,10 +156,14 @@ def inside(folder: Path, name: object, which: str) -> Path:
             "path leaves the folder", which=which, expected="a relative path without ..", got=name
         )
     path = folder / flat
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise LoadError("path leaves the folder through a link", which=which, got=name)
-    if not path.is_file():
-        raise LoadError("no such file", which=which, expected=f"a file in {folder}", got=name)
+    try:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise LoadError("path leaves the folder through a link", which=which, got=name)
+        found = path.is_file()
+    except OSError:  # a name longer than the file system allows
+        found = False
+    if not found:
+        raise LoadError("no such file", which=which, expected=f"a file in {folder}", got=name[:200])
     return path
 
 
@@ -248,7 +255,7 @@ class Grouping:
                 out[path] = group
                 continue
             if last is None or last[0] != group or run - last[1] > self.gap:
-                name = f"{group}run{run}" if not group else f"{group}-run{run}"
+                name = f"{group}-run{run}" if group else f"run{run}"
             last = (group, run)
             out[path] = name
         return out

@@ -70,7 +70,7 @@ def load(
     for path, text in texts.items():
         with problems.of(text.relative_to(labels)):
             size = Picture(path, which=path.name).size()
-            lines = text.read_text(encoding="utf-8").splitlines() if text.is_file() else []
+            lines = text.read_text("utf-8", "replace").splitlines() if text.is_file() else []
             areas = [
                 line_region(line, names, size, f"line {number}")
                 for number, line in enumerate(lines, 1)
@@ -117,15 +117,17 @@ def class_list(text: str) -> dict[int, str]:
         if all(number.strip().isdigit() and name.strip() for number, _, name in pairs):
             return {int(number): name.strip() for number, _, name in pairs}
     elif path.is_file():
-        content = path.read_text(encoding="utf-8")
-        if path.suffix in (".yaml", ".yml"):
-            content_names = (yaml.safe_load(content) or {}).get("names")
-            if isinstance(content_names, dict):
-                return {int(number): str(name) for number, name in content_names.items()}
-            if isinstance(content_names, list):
-                return dict(enumerate(map(str, content_names)))
-        else:
+        content = path.read_text("utf-8", "replace")
+        if path.suffix not in (".yaml", ".yml"):
             return dict(enumerate(line.strip() for line in content.splitlines() if line.strip()))
+        try:
+            data = yaml.safe_load(content)
+        except yaml.YAMLError:
+            data = None
+        names = data.get("names") if isinstance(data, dict) else None
+        listed = dict(enumerate(names)) if isinstance(names, list) else names
+        if isinstance(listed, dict) and all(type(number) is int for number in listed):
+            return {number: str(name) for number, name in listed.items()}
     raise LoadError(
         "no class names", which="--names", got=text,
         expected="0=name,1=name, data.yaml or a text file",
