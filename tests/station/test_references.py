@@ -1,0 +1,65 @@
+"""The station's surface picture: with the difference where the bundle asks for it, or UNSURE."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy", reason="part shapes need the extra demo")
+
+from forge_station.contract.spec import Product
+from forge_station.contract.verdict import Outcome, ScanSummary, unknown_reasons
+from forge_station.contract.views import SURFACE_CHANNELS
+from forge_station.permit import CHECKS_ALONE
+from forge_station.pipeline import Inspector, Job
+from forge_station.sim.references import CadReferences
+from tests.station.fake_model import FakeModel, part_cloud
+
+NUT = "hex_nut M8"
+SINGLE = Product("NUT", "single", ("workpiece", "surface"), {NUT: 1})
+
+
+def model(compares: bool) -> FakeModel:
+    made = FakeModel({"A": (NUT, 0.98)})
+    if compares:
+        made.manifest = replace(FakeModel.manifest, surface_channels=SURFACE_CHANNELS)
+    return made
+
+
+def inspect(used: FakeModel, references):
+    inspector = Inspector(used, permit=CHECKS_ALONE, references=references)
+    job = Job("result-1", "serial-1", SINGLE, station="s1", line="l1")
+    return inspector.inspect_parts(job, [part_cloud(NUT, count=200_000)], ScanSummary(points=1000), ())
+
+
+@pytest.fixture(scope="module")
+def known() -> CadReferences:
+    return CadReferences()
+
+
+def test_a_model_that_compares_sees_the_difference(known):
+    used = model(compares=True)
+    found = inspect(used, known)
+    assert found.verdict.outcome is Outcome.PASS
+    picture = used.images[-1]
+    inside = picture[..., 0] > 0
+    levels = picture[..., 2][inside]
+    assert abs(float(np.median(levels)) - 128) < 6, np.bincount(levels // 16)
+    assert np.array_equal(found.surface_pictures["A"].image, picture)
+
+
+def test_a_part_without_a_reference_is_unsure():
+    used = model(compares=True)
+    found = inspect(used, {})
+    assert found.verdict.outcome is Outcome.UNSURE
+    assert [reason.code for reason in found.verdict.reasons] == ["NO_REFERENCE"]
+    assert not unknown_reasons(found.verdict.reasons)
+    assert not used.images[-1][..., 2].any()
+
+
+def test_a_model_that_does_not_compare_needs_none():
+    used = model(compares=False)
+    assert inspect(used, {}).verdict.outcome is Outcome.PASS
+    assert used.images[-1][..., 2].any()
