@@ -40,15 +40,17 @@ class FileEntry:
 
 _CLASS_NAME = Limit(pattern="[a-z][a-z_]{0,31}", meaning="1 to 32 lower-case letters or _")
 _PART_NAME = Limit(pattern=r"\w[\w.-]{0,31}( \w[\w.-]{0,31}){0,3}", meaning="1 to 4 words")
+ClassName = Annotated[str, _CLASS_NAME]
+PartName = Annotated[str, _PART_NAME]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """What the model may answer on its line. The default is that of the three scan checks."""
 
-    classes: tuple[str, ...] = tasks.SURFACE_CLASSES
+    classes: tuple[ClassName, ...] = tasks.SURFACE_CLASSES
     """Surface classes; `normal`, the clean one, is among them."""
-    parts: tuple[str, ...] = ()
+    parts: tuple[PartName, ...] = ()
     """What can stand at a mark, `none` for an empty place; empty: the parts of the catalogue."""
 
     def __post_init__(self) -> None:
