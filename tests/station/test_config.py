@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import typing
 from pathlib import Path
@@ -198,6 +199,7 @@ class TestDemo:
         loaded = config.load_station(repository / "station_config/demo/station.yaml")
         assert loaded.broker == "embedded" and isinstance(loaded.scanner, config.SimScanner)
         assert loaded.bundle == repository / "station_config/demo/bundle"
+        assert [len(key.raw) for key in loaded.trusted_keys] == [32]
         assert "out" in loaded.outbox.relative_to(repository).parts
 
     def test_its_line_has_every_kind_and_every_check(self, repository):
@@ -245,3 +247,27 @@ def test_the_reference_has_a_row_for_every_key_with_its_default(repository, sect
             assert default == (f"`{shown}`" if shown else "empty"), field.name
         else:
             assert default != "required", field.name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trusted_keys": ["none.pem"]}, "public key cannot be read"),
+        ({"trusted_keys": ["line.yaml"]}, "not a public key"),
+        ({"trusted_keys": [7]}, "a PEM file of an Ed25519 public key"),
+        ({"trusted_keys": "AAAA"}, "a list"),
+        ({"changed_since_certificate": ["bundle"]}, "camera, light, recipe, drift"),
+    ],
+)
+def test_a_wrong_key_or_change_is_named(station, changes, message):
+    with pytest.raises(ConfigError) as caught:
+        config.load_station(station(**changes))
+    assert message in str(caught.value)
+
+
+def test_trusted_keys_are_read_from_base64_and_beside_the_file(station, repository):
+    raw = bytes(range(32))
+    text = base64.b64encode(raw).decode()
+    pem = repository / "station_config/demo/certificate_key.pem"
+    found = config.load_station(station(trusted_keys=[text, str(pem)])).trusted_keys
+    assert found[0].raw == raw and len(found[1].raw) == 32
