@@ -15,6 +15,7 @@ from forge_station.contract.verdict import (
     CHECKS,
     REASONS,
     Alternative,
+    Certification,
     CheckResult,
     GridReading,
     ModelUsed,
@@ -75,6 +76,7 @@ def full_verdict() -> Verdict:
         ),
         notes=(Reason("MODEL_MALFORMED", "SPACING in line 2"),),
         model=ModelUsed("nano", "1.0.0", 3, "ff" * 32, "int8", "CPUExecutionProvider"),
+        certification=Certification("certified", "escape <= 1 %", -1.5, -2.0, 0.5, "ee" * 32),
         line="fasteners",
         station="station-1",
         simulated=True,
@@ -307,6 +309,7 @@ class TestSchema:
             "grid": data["grids"][0],
             "scan": data["scan"],
             "model": data["model"],
+            "certification": data["certification"],
         }
         assert set(schema["properties"]) == set(data)
         for name, fields in pairs.items():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +20,18 @@ from forge_station.config import SimScanner, StationConfig
 from forge_station.contract.catalogue import by_id
 from forge_station.contract.spec import LineSpec, Product
 from forge_station.contract.verdict import Outcome, ScanSummary, Verdict
-from forge_station.errors import BundleError, CaptureError, OutboxError
+from forge_station.errors import BundleError, CaptureError, ConfigError, OutboxError
 from forge_station.geometry.pose import PartCloud
+from forge_station.mes import payloads
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher
 from forge_station.mes.topics import MqttConfig
+from forge_station.permit import CHECKS_ALONE, Permit
 from forge_station.pipeline import Inspection, Inspector, Job
 from forge_station.sim import fasteners, rest_pose, scanner
 from forge_station.station import Done, Station, open_station_inspector
 from forge_station.timing import Stopwatch
-from tests.station.certificates import certified
+from tests.station.certificates import NOW, certified
 from tests.station.fake_model import FakeModel, part_cloud
 
 NUT = "hex_nut M8"
@@ -326,3 +329,54 @@ def test_done_is_what_a_line_of_the_demo_needs(bench):
     (done,) = bench.make(["fine"]).run(triggers(1))
     assert isinstance(done, Done)
     assert done.trigger.serial == done.verdict.serial
+
+
+@pytest.fixture
+def told(monkeypatch) -> list[dict[str, object]]:
+    """The state messages that the station sets, each held against its schema."""
+    found: list[dict[str, object]] = []
+
+    def set_status(self, name, fields):
+        payloads.status_body(name, "a/b/c/d/e", fields)
+        if name == "state":
+            found.append(dict(fields))
+
+    monkeypatch.setattr(Publisher, "set_status", set_status)
+    return found
+
+
+def test_an_advisory_station_says_so_everywhere_and_passes_nothing(bench, told, caplog):
+    permit = Permit(refusal="the bundle has no certificate.json")
+    inspector = PartInspector(FakeModel({"A": (NUT, 0.98)}), permit=permit)  # type: ignore[arg-type]
+    (done,) = bench.make(["fine"], inspector=inspector).run(triggers(1))
+    assert done.verdict.outcome is Outcome.UNSURE
+    assert [reason.code for reason in done.verdict.reasons] == ["NO_CERTIFICATE"]
+    (body,) = bench.stored()
+    assert body["certification"]["mode"] == "advisory" and body["checks"]["certificate"] == "UNSURE"
+    (state,) = told
+    assert state["flags"] == {"advisory": True} and "no certificate.json" in state["text"]
+    assert "ADVISORY" in caplog.text
+
+
+def test_a_certificate_that_expires_on_the_way_ends_the_passes_and_is_told(bench, told):
+    now = [NOW]
+    permit = replace(certified(), clock=lambda: now[0])
+
+    def coming() -> Iterator[Trigger]:
+        first, second = triggers(2)
+        yield first
+        now[0] += timedelta(days=400)
+        yield second
+
+    inspector = PartInspector(FakeModel({"A": (NUT, 0.98)}), permit=permit)  # type: ignore[arg-type]
+    done = list(bench.make(["fine"] * 2, inspector=inspector).run(coming()))
+    assert [item.verdict.outcome for item in done] == [Outcome.PASS, Outcome.UNSURE]
+    assert [state["flags"] for state in told] == [{"advisory": False}, {"advisory": True}]
+    passed = bench.stored()[0]["certification"]
+    assert passed["mode"] == "certified" and passed["score"] < passed["limitPass"]
+
+
+def test_a_station_refuses_an_inspector_that_asks_for_no_certificate(bench):
+    inspector = PartInspector(FakeModel({}), permit=CHECKS_ALONE)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="asks for a certificate"):
+        bench.make([], inspector=inspector)
