@@ -1,482 +1,292 @@
-"""Run case files through the station's own code and print how well a bundle does.
+"""Run case files through a bundle, a checkpoint or an endpoint and print how well it does.
 
     python -m training.evaluate --bundle station_config/demo/bundle --cases .work/cases
-    python -m training.evaluate --bundle B --cases DIR --out rows.jsonl --figures figures.json
+    python -m training.evaluate --checkpoint runs/nano --cases DIR --html report.html
+    python -m training.evaluate --endpoint http://host:8000/v1 --model NAME --cases DIR --jobs 8
 
-Every case takes the path of the station: separation, gate, views, model, specification. Writes one
-JSON row a case, prints a table a task with 95 % intervals and trivial baselines, and as the last
-line one JSON object of all figures (also written to --figures, for `export.bundle --evaluation`).
-A case that cannot be used gives one message and counts as ERROR. CASES.md describes the files.
+A bundle takes every case along the path of the station: separation, gate, views, model,
+specification. A checkpoint is exported first, in full precision, and kept. An endpoint is asked the
+papers' questions in plain words (`--style` says what it is shown), and every raw reply is kept, so
+that a second run costs nothing.
+
+Writes one JSON row a case, prints a table a task with 95 % intervals and trivial baselines, and as
+the last line one JSON object of all figures (also written to --figures, for `export.bundle
+--evaluation`). A case that cannot be used gives one message and counts as ERROR. A run that is
+interrupted goes on where it stopped. `training.compare` sets two runs side by side. CASES.md
+describes files, settings and figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cv2
-import numpy as np
-from numpy.typing import NDArray
-from tqdm import tqdm
 
-from forge_station import checks, pipeline
-from forge_station.checks import MarksRead, SurfaceRead
-from forge_station.contract import grid as grids
-from forge_station.contract import record, spec, tasks
-from forge_station.contract.spec import Product, Reading
-from forge_station.contract.verdict import CheckResult, PartReading, combine
-from forge_station.contract.views import MARKS, VIEWS, Layout
-from forge_station.errors import InputError, StationError
-from forge_station.geometry import gauge, sheet, view_images
-from forge_station.geometry.gauge import Size
-from forge_station.geometry.pose import PartCloud
-from forge_station.opening import open_inspector
-from forge_station.pipeline import Inspector, Job
-from forge_station.timing import Stopwatch
-from training.evaluation import case_input, report, scoring
-from training.evaluation.case_files import BadCase, Case, read_cases
-from training.evaluation.case_input import Seen
-from training.evaluation.scoring import Cell, MarkRow, Row
-from training.evaluation.truth import defect_flags, surface_truth, wrong
+from forge_station.checks import Thresholds
+from forge_station.contract import tasks
+from forge_station.contract.error import StationError
+from forge_station.errors import InputError
+from training.calibration import outcomes
+from training.evaluation import by_endpoint, by_station, html, paired, published, report, scoring
+from training.evaluation.by_endpoint import Asking, defects_of
+from training.evaluation.by_station import BUNDLE, CAD, WITHOUT, Settings
+from training.evaluation.case_files import SETTINGS, BadCase, Case, read_cases
+from training.evaluation.checkpoint import bundle_of
+from training.evaluation.endpoint import ChatClient, Endpoint, ReplyFile
+from training.evaluation.examples import Examples
+from training.evaluation.pictures import STYLES
+from training.evaluation.replies import VERSION
+from training.evaluation.rows import Row
+from training.evaluation.run import (
+    in_processes,
+    in_threads,
+    one_by_one,
+    run,
+    run_digest,
+    selected,
+)
+from training.evaluation.worst import Drawer
 
-_MODEL_STAGES = ("read", "judge", "surface")
-# What a damaged or absurd file can raise beyond the station's own errors.
-_BAD_DATA = (ValueError, ArithmeticError, LookupError, MemoryError, cv2.error)
+Cases = Sequence[Case | BadCase]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How answers are taken. `strict_first_letter`: the published protocol, holes included."""
+class Evaluated:
+    """Rows with what is said of them: `head` names who answered."""
 
-    folder: Path
-    strict_first_letter: bool = False
-    request: str = "joint"
-    """The VIEScore2 request of surface cases: score, grid or joint."""
-
-
-def run_case(inspector: Inspector, case: Case | BadCase, settings: Settings) -> Row:
-    """One case to one row. Never raises for what is wrong with the case or its files."""
-    if isinstance(case, BadCase):
-        return Row(case.id, case.task, "", "ERROR", reasons=("INPUT_WRONG",), error=case.message)
-    try:
-        seen = case_input.look(case, settings.folder, inspector.layout)
-        row = _blank(case)
-        if case.task == "surface":
-            return _surface_row(inspector, case, seen, row, settings)
-        return _marks_row(inspector, case, seen, row, settings)
-    except StationError as error:
-        return _failed(case, error.code, str(error))
-    except _BAD_DATA as error:
-        return _failed(case, "INPUT_WRONG", f"{type(error).__name__}: {error}")
+    head: dict[str, Any]
+    rows: list[Row]
+    defect_fail: float
+    kept: int
+    drawer: Drawer
 
 
-def _product(case: Case) -> Product:
-    if case.product is None:
-        raise InputError("the case has no product", which=case.id)
-    return case.product
-
-
-def _blank(case: Case) -> Row:
-    """The row of a case of which nothing is known yet but the truth."""
-    truth = case.truth
-    return Row(
-        id=case.id,
-        task=case.task,
-        setting=case.setting,
-        outcome="ERROR",
-        expected=truth.expected,
-        source=case.input.source,
-        parts_true=len(truth.readings) or None,
-        # On a surface case the part number is given, so its reading is no result.
-        marks=()
-        if case.task == "surface"
-        else tuple(MarkRow(mark, part) for mark, part in sorted(truth.readings.items())),
-        answers_true=None if case.task == "surface" else truth.answers,
-        missing_true=truth.missing if case.task == "assembly" else None,
-        violations_true=truth.violations,
-        defect_true=truth.defect,
-        score_true=truth.score,
-        families=_families(case),
-        rules=_rules(case.product),
-    )
-
-
-def _families(case: Case) -> tuple[str, ...]:
-    """Workpieces that are asked for; of a batch without parts those that lie on the tray."""
-    asked = case.product.parts if case.product is not None else {}
-    named = asked or case.truth.readings.values()
-    return tuple(sorted({part.partition(" ")[0] for part in named}))
-
-
-def _rules(product: Product | None) -> dict[str, float]:
-    limits = record.write(product.rules) if product is not None else {}
-    return {name: limit for name, limit in limits.items() if limit is not None}
-
-
-def _failed(case: Case, code: str, text: str) -> Row:
-    message = f"case {case.id}, input.{case.input.source}: {text}"
-    return replace(_blank(case), reasons=(code,), error=message)
-
-
-def _marks_row(inspector: Inspector, case: Case, seen: Seen, row: Row, settings: Settings) -> Row:
-    product, watch = _product(case), Stopwatch()
-    job = Job(case.id, case.id, product, serial_source="none", source=seen.summary.source)
-    found = inspector.inspect_parts(job, seen.parts, seen.summary, seen.problems, watch)
-    readings, direct = found.verdict.parts, ""
-    alone = _picture_alone(inspector, seen.parts) if readings else {}
-    result = found.verdict.check("assembly" if product.kind == "assembly" else "workpiece")
-    score = None if result is None else result.score
-    if result is not None:
-        direct = result.answer or ""
-    if seen.pictures is not None:
-        readings, alone, direct, score = _read_pictures(inspector, seen.pictures, product, watch)
-    timings = watch.timings_ms()
-    row = replace(
-        row,
-        outcome=found.verdict.outcome.value,
-        reasons=_codes(reason.code for reason in found.verdict.reasons),
-        parts_seen=len(readings) if seen.pictures is not None else len(seen.parts),
-        marks=_mark_rows(row.marks, readings, alone),
-        missing=_missing(product, readings),
-        score=score,
-        model_ms=_model_ms(timings),
-        total_ms=timings["total"],
-        log_odds=_log_odds(found.verdict.checks),
-    )
-    if not readings:
-        return replace(row, missing=None)
-    by_mark = {part.mark: (part.part, part.probability) for part in readings}
-    letters, answer = judged(product, by_mark)
-    by_size = {part.mark: (_nearest(part.size_mm), 1.0) for part in readings}
-    if settings.strict_first_letter:
-        options = [*sorted(by_size), tasks.NONE]
-        direct = tasks.parse_letter(direct, options, strict_first_letter=True)
-    return replace(
-        row,
-        letters=letters,
-        answer=answer,
-        direct=direct,
-        gauge_answer=judged(product, by_size)[1],
-    )
-
-
-def judged(
-    product: Product, readings: Mapping[str, tuple[str, float]]
-) -> tuple[tuple[str, ...], str]:
-    """What the specification makes of readings: (marks objected to, letter, "none" or "").
-
-    No answer where no part is in the majority, or where the number of pieces is wrong.
-    """
-    judgement = spec.evaluate(product, {m: Reading(*item) for m, item in readings.items()})
-    if judgement.marks:
-        return judgement.marks, judgement.marks[0]
-    open_ends = [item for item in judgement.violations if item.code != "MISSING_PART"]
-    return (), "" if open_ends else tasks.NONE
-
-
-def _missing(product: Product, readings: Sequence[PartReading]) -> tuple[str, ...]:
-    return wrong(product.parts, {part.mark: part.part for part in readings}).missing
-
-
-def _mark_rows(
-    truth: Sequence[MarkRow], readings: Sequence[PartReading], alone: Mapping[str, str]
-) -> tuple[MarkRow, ...]:
-    """Readings beside the truth of the same mark; marks that do not exist are left out."""
-    read = {part.mark: part for part in readings}
-    rows = []
-    for row in truth:
-        part = read.get(row.mark)
-        if part is not None:
-            row = replace(
-                row,
-                read=part.part,
-                probability=part.probability,
-                picture=alone.get(row.mark, ""),
-                nearest=_nearest(part.size_mm),
-            )
-        rows.append(row)
-    return tuple(rows)
-
-
-def _picture_alone(inspector: Inspector, parts: Sequence[PartCloud]) -> dict[str, str]:
-    """Mark -> what the model reads before the measured size is weighed in (not timed)."""
-    columns = checks.columns_of(len(parts), inspector.layout)
-    picture = sheet.marks_sheet([part.points for part in parts], columns, inspector.layout)
-    return _likeliest(checks.read_marks(inspector.model, picture, checks.measured(parts), {}))
-
-
-def _likeliest(read: MarksRead) -> dict[str, str]:
-    return {mark: max(odds, key=lambda part: odds[part]) for mark, odds in read.seen.items()}
-
-
-def _nearest(box: tuple[float, float, float] | None) -> str:
-    """The part whose rest box is nearest to a measured (length, width, height), mm."""
-    if box is None or not any(box):
-        return ""
-    names, middles = _rest_boxes()
-    return names[int(np.argmin(np.linalg.norm(middles - np.array(box), axis=1)))]
-
-
-@lru_cache(maxsize=1)
-def _rest_boxes() -> tuple[list[str], NDArray[np.float64]]:
-    table = gauge.rest_boxes()
-    names = [name for name, rows in table.items() for _ in rows]
-    rows = np.concatenate(list(table.values()))
-    return names, (rows[:, 0::2] + rows[:, 1::2]) / 2
-
-
-def _read_pictures(
-    inspector: Inspector, pictures: case_input.Pictures, product: Product, watch: Stopwatch
-) -> tuple[tuple[PartReading, ...], dict[str, str], str, float | None]:
-    """Readings, those of the picture alone, direct letter and conformity score, without a cloud."""
-    with watch.stage("read"):
-        read = checks.read_marks(inspector.model, pictures.marks, pictures.sizes, {})
-    if product.kind == "single":
-        return read.parts, _likeliest(read), "", None
-    with watch.stage("judge"):
-        opinion = checks.judge_marks(inspector.model, read, product)
-    score = opinion.score if product.kind == "assembly" else None
-    return read.parts, _likeliest(read), opinion.letter, score
-
-
-def _surface_row(inspector: Inspector, case: Case, seen: Seen, row: Row, settings: Settings) -> Row:
-    """The surface check with the part number known and the grid always decoded."""
-    product, watch = _product(case), Stopwatch()
-    gate = pipeline.gate_result(seen.problems)
-    row = replace(row, parts_seen=1 if seen.pictures is not None else len(seen.parts))
-    stopped = any(problem.level == "ERROR" for problem in seen.problems)
-    if stopped or (seen.pictures is None and not seen.parts):
-        outcome, reasons = combine(("surface",), [gate])
-        codes = _codes(reason.code for reason in reasons)
-        return replace(row, outcome=outcome.value, reasons=codes)
-    part = max(seen.parts, key=lambda item: len(item.points)) if seen.parts else None
-    with watch.stage("views"):
-        if part is not None:
-            picture, _ = sheet.surface_picture(part.points, inspector.layout)
-            size = gauge.measure(part)
-        else:
-            picture, size = _surface_of(seen)
-    with watch.stage("surface"):
-        read = checks.read_surface(
-            inspector.model,
-            picture,
-            MARKS[0],
-            product.part or "",
-            size,
-            inspector.thresholds,
-            inspector.time_budget_s,
-            always_grid=True,
-            request=settings.request,
-        )
-    result = checks.surface_result([read], product, inspector.thresholds)
-    outcome, reasons = combine(("surface",), [gate, result])
-    timings = watch.timings_ms()
-    truth, whole = _true_cells(case, seen, part, settings.folder, inspector.layout)
-    return replace(
-        row,
-        outcome=outcome.value,
-        reasons=_codes(reason.code for reason in reasons),
-        defect=read.reading.defect_class,
-        probabilities={name: round(p, 5) for name, p in read.probabilities.items()},
-        score=read.reading.score,
-        cells=_cells_read(read),
-        cells_true=truth,
-        cells_part=whole if truth else (),
-        model_ms=_model_ms(timings),
-        total_ms=timings["total"],
-        log_odds=_log_odds([result]),
-    )
-
-
-def _surface_of(seen: Seen) -> tuple[sheet.Sheet, Size]:
-    if seen.pictures is None:
-        raise InputError("a surface case needs a part", got="none")
-    return seen.pictures.surface, seen.pictures.sizes[MARKS[0]]
-
-
-def _cells_read(read: SurfaceRead) -> tuple[Cell, ...]:
-    return tuple(
-        (VIEWS.index(grid.view), row, column) for grid in read.grids for row, column in grid.cells
-    )
-
-
-def _true_cells(
-    case: Case, seen: Seen, part: PartCloud | None, folder: Path, layout: Layout
-) -> tuple[tuple[Cell, ...] | None, tuple[Cell, ...]]:
-    """(defective cells or None where they are not told, all cells of the part)."""
-    truth = case.truth
-    if part is not None:
-        flags = np.zeros(len(part.points), np.float32)
-        if truth.points is not None:
-            flags = _flags(folder / truth.points, seen, part)
-        found = surface_truth(part, flags)
-        whole = _listed(found.filled)
-        if truth.points is not None:
-            return _listed(found.cells), whole
-    else:
-        whole = ()
-    if truth.masks is not None:
-        return _masked(truth.masks, seen, folder, layout), whole
-    if truth.grids is not None:
-        cells = tuple(
-            (VIEWS.index(view), row, column)
-            for view, listed in truth.grids.items()
-            for row, column in listed
-        )
-        return cells, whole
-    return (() if truth.defect == tasks.NORMAL else None), whole
-
-
-def _flags(path: Path, seen: Seen, part: PartCloud) -> NDArray[np.float32]:
-    where = f"truth.points: {path}, array defect"
-    if seen.cloud is None:
-        raise InputError("defective points need a scene in the tray frame", which=where)
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            defect = np.asarray(stored["defect"], bool).ravel()
-    except (OSError, KeyError, ValueError) as error:
-        raise InputError("defective points cannot be read", which=where, got=error) from error
-    if len(defect) != len(seen.cloud.points):
-        raise InputError(
-            "not one flag for every point of the scene",
-            which=where,
-            expected=f"bool [{len(seen.cloud.points)}]",
-            got=f"[{len(defect)}]",
-        )
-    return defect_flags(part, seen.cloud.points, defect)
-
-
-def _masked(masks: Mapping[str, str], seen: Seen, folder: Path, layout: Layout) -> tuple[Cell, ...]:
-    """Cells of masks that have the size of their views; they are placed as the views are."""
-    views = seen.views.get(MARKS[0])
-    if views is None:
-        raise InputError("masks need views", which="truth.masks", expected="input.views")
-    placed = np.zeros((len(VIEWS), grids.SIDE, grids.SIDE), bool)
-    for view, name in masks.items():
-        path = folder / name
-        mask = view_images.read_image(path) > 0
-        if mask.shape != views[view].shape:
-            raise InputError(
-                "mask and view differ in size",
-                which=f"truth.masks.{view}: {path}",
-                expected=f"{views[view].shape[1]}x{views[view].shape[0]}",
-                got=f"{mask.shape[1]}x{mask.shape[0]}",
-            )
-        # Drawn as the view is, but bright where the mask is: the same box, the same place.
-        grey = np.where(views[view] > 0, np.where(mask, 255, 1), 0).astype(np.uint8)
-        drawn = view_images.surface_picture({**views, view: grey}, 1.0, layout)
-        index = VIEWS.index(view)
-        panel = drawn.image[:, index * layout.panel : (index + 1) * layout.panel, 0]
-        placed[index] = grids.from_mask(panel > 127).cells
-    return _listed(placed)
-
-
-def _listed(cells: NDArray[np.bool_]) -> tuple[Cell, ...]:
-    return tuple((int(v), int(r), int(c)) for v, r, c in np.argwhere(cells))
-
-
-def _codes(codes: Iterator[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(codes))
-
-
-def _log_odds(results: Sequence[CheckResult]) -> dict[str, float]:
-    return {item.check: item.log_odds for item in results if item.log_odds is not None}
-
-
-def _model_ms(timings: Mapping[str, float]) -> float | None:
-    spent = [timings[stage] for stage in _MODEL_STAGES if stage in timings]
-    return round(sum(spent), 2) if spent else None
-
-
-def selected(cases: Sequence[Case | BadCase], limit: int | None) -> list[Case | BadCase]:
-    """At most `limit` cases of every task, in file order."""
-    taken: Counter[str] = Counter()
-    chosen = []
-    for case in cases:
-        taken[case.task] += 1
-        if limit is None or taken[case.task] <= limit:
-            chosen.append(case)
-    return chosen
-
-
-def evaluate(
-    inspector: Inspector,
-    cases: Sequence[Case | BadCase],
-    settings: Settings,
-    out: Path,
-    *,
-    quiet: bool = False,
-) -> list[Row]:
-    """Run the cases; every row is written to `out` as soon as it is there."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    rows = []
-    with out.open("w", encoding="utf-8") as file:
-        for case in tqdm(cases, desc="evaluate", unit="case", disable=quiet):
-            row = run_case(inspector, case, settings)
-            if row.error:
-                tqdm.write(f"ERROR {row.error}", file=sys.stderr)
-            file.write(json.dumps(record.write(row), ensure_ascii=False) + "\n")
-            file.flush()
-            rows.append(row)
-    return rows
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--bundle", type=Path, required=True, help="bundle folder")
-    parser.add_argument("--cases", type=Path, required=True, help="folder with cases.jsonl")
-    parser.add_argument(
-        "--out", type=Path, default=Path("out/evaluation.jsonl"), help="rows, one a case"
-    )
-    parser.add_argument("--figures", type=Path, help="also write the JSON of the last line here")
-    parser.add_argument("--threads", type=int, default=1, help="of ONNX Runtime")
-    parser.add_argument("--limit", type=int, help="at most so many cases a task")
-    parser.add_argument(
-        "--request",
-        choices=tasks.REQUESTS,
-        default="joint",
-        help="what surface cases are asked: score, grid or both (default joint)",
-    )
-    parser.add_argument(
-        "--strict-first-letter",
-        action="store_true",
-        help="take the first capital letter of the direct answer, as published",
-    )
-    args = parser.parse_args()
-    cv2.setNumThreads(max(1, args.threads))
-    try:
-        cases = selected(read_cases(args.cases), args.limit)
-        inspector = open_inspector(args.bundle, threads=args.threads, checks_alone=True)
-    except StationError as error:
-        print(f"training.evaluate: {error}", file=sys.stderr)
-        return 1
-    with inspector.model as model:
-        settings = Settings(args.cases, args.strict_first_letter, args.request)
-        rows = evaluate(inspector, cases, settings, args.out)
+def by_bundle(
+    bundle: Path, cases: Cases, settings: Settings, args: argparse.Namespace
+) -> Evaluated:
+    """Rows of a bundle, from the station's own code."""
+    with ExitStack() as stack:
+        inspector = by_station.opened(bundle, args.threads, settings)
+        model = stack.enter_context(inspector.model)
+        by_station.refuse(inspector, settings, cases)
         manifest = model.manifest
         head = {
             "bundle": f"{manifest.name} {manifest.version}",
             "bundle_sha256": manifest.sha256,
             "precision": manifest.precision,
             "provider": model.provider,
-            "cases": str(args.cases),
         }
-    figures = {**head, **scoring.figures(rows, inspector.thresholds.defect_fail)}
+        limit = inspector.thresholds.defect_fail
+        asked = {**asdict(settings), "folder": ""}
+        digest = run_digest({**head, "limits": asdict(inspector.thresholds), **asked})
+        if args.jobs > 1:
+            mapper = stack.enter_context(in_processes(bundle, args.threads, settings, args.jobs))
+        else:
+            mapper = one_by_one(partial(by_station.run_case, inspector, settings=settings))
+        ran = run(cases, mapper, _out(args, settings.sizes), digest, fresh=args.fresh)
+    drawer = Drawer(args.cases, inspector, settings)
+    return Evaluated(head, ran.rows, limit, ran.kept, drawer)
+
+
+def by_model(cases: Cases, asking: Asking, args: argparse.Namespace) -> Evaluated:
+    """Rows of a model behind an endpoint."""
+    extra = json.loads(args.extra)
+    endpoint = Endpoint(args.endpoint, args.model, args.key_env, args.max_tokens, extra=extra)
+    replies = ReplyFile(args.replies or args.out.with_suffix(".replies.jsonl"))
+    head = {"model": args.model, "endpoint": args.endpoint, "style": asking.style,
+            "parser": VERSION}  # fmt: skip
+    asked = {**asdict(replace(asking, folder=Path(), examples=Examples(Path(), Path(), ())))}
+    examples = [case.id for case in asking.examples.cases]
+    digest = run_digest({**head, **asked, "body": endpoint.body([]), "examples": examples})
+    with ChatClient(endpoint, replies, offline=args.offline) as client:
+        answer = partial(by_endpoint.run_case, client, asking=asking)
+        mapper = in_threads(answer, args.jobs) if args.jobs > 1 else one_by_one(answer)
+        ran = run(cases, mapper, _out(args, asking.sizes), digest, fresh=args.fresh)
+        head["asked"] = client.asked
+    drawer = Drawer(args.cases, None, None, asking.style)
+    return Evaluated(head, ran.rows, Thresholds().defect_fail, ran.kept, drawer)
+
+
+def _out(args: argparse.Namespace, sizes: bool) -> Path:
+    """The row file; the half without sizes of `--sizes both` has one of its own."""
+    path: Path = args.out
+    apart = args.sizes == "both" and not sizes
+    return path.with_name(f"{path.stem}.sizes-off{path.suffix}") if apart else path
+
+
+def evaluated(cases: Cases, args: argparse.Namespace, *, sizes: bool) -> Evaluated:
+    """The rows of one run."""
+    if args.endpoint:
+        asking = Asking(
+            args.cases,
+            Examples.of(args.cases, cases, args.examples),
+            defects_of(cases),
+            args.setting,
+            args.style,
+            args.request,
+            sizes,
+            args.probes,
+            args.shots,
+            args.strict_first_letter,
+        )
+        return by_model(cases, asking, args)
+    bundle = args.bundle or bundle_of(args.checkpoint)
+    settings = Settings(
+        args.cases,
+        args.strict_first_letter,
+        args.request,
+        args.setting,
+        sizes,
+        args.probes,
+        args.references,
+    )
+    return by_bundle(bundle, cases, settings, args)
+
+
+def parser_of() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    who = parser.add_argument_group("who answers").add_mutually_exclusive_group(required=True)
+    who.add_argument("--bundle", type=Path, help="bundle folder")
+    who.add_argument("--checkpoint", type=Path, help="checkpoint folder, exported in fp32 first")
+    who.add_argument("--endpoint", metavar="URL", help="root of an OpenAI-compatible API (…/v1)")
+    parser.add_argument("--cases", type=Path, required=True, help="folder with cases.jsonl")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/evaluation.jsonl"), help="rows, one a case"
+    )
+    parser.add_argument("--figures", type=Path, help="also write the JSON of the last line here")
+    parser.add_argument("--html", type=Path, help="write a report to look at, one file")
+    parser.add_argument("--limit", type=int, help="at most so many cases a task")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, or questions at a time")
+    parser.add_argument("--threads", type=int, default=1, help="of ONNX Runtime in each process")
+    parser.add_argument("--fresh", action="store_true", help="answer again what --out has already")
+    asked = parser.add_argument_group("how it is asked")
+    asked.add_argument(
+        "--setting",
+        choices=SETTINGS,
+        help="instead of each case's own: nothing, pictures of what is right, or two solved "
+        "examples shown before (examples: endpoints only)",
+    )
+    asked.add_argument(
+        "--references",
+        default=BUNDLE,
+        metavar="bundle|cad|none|FILE",
+        help="references of surfaces for a bundle that is shown the difference from them: its own, "
+        "the catalogue's modelled shapes (also of parts that its line does not have), none, or a "
+        "file of training.references",
+    )
+    asked.add_argument("--shots", type=int, default=1, help="pictures of the setting reference")
+    asked.add_argument("--examples", type=Path, help="folder of cases to show; default: --cases")
+    asked.add_argument(
+        "--request",
+        choices=tasks.REQUESTS,
+        default="joint",
+        help="what surface cases are asked: score, grid or both (default joint)",
+    )
+    asked.add_argument(
+        "--sizes",
+        choices=("on", "off", "both"),
+        default="on",
+        help="measured sizes in the prompt; both: two runs and their difference",
+    )
+    asked.add_argument("--probes", action="store_true", help="grounding questions as well")
+    asked.add_argument(
+        "--strict-first-letter",
+        action="store_true",
+        help="take the first capital letter of the direct answer, as published",
+    )
+    asked.add_argument(
+        "--by",
+        choices=("workpiece",),
+        action="append",
+        default=[],
+        help="the figures of every workpiece apart",
+    )
+    model = parser.add_argument_group("endpoint")
+    model.add_argument("--model", help="name of the model")
+    model.add_argument("--style", choices=STYLES, default=STYLES[0], help="what it is shown")
+    model.add_argument("--key-env", default="OPENAI_API_KEY", help="variable that holds the key")
+    model.add_argument("--max-tokens", type=int, default=1024, help="of a reply")
+    model.add_argument("--extra", default="{}", help="JSON object: further fields of the request")
+    model.add_argument("--replies", type=Path, help="raw replies; default: beside --out")
+    model.add_argument("--offline", action="store_true", help="stored replies only, ask nobody")
+    return parser
+
+
+def _checked(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    if args.endpoint and not args.model:
+        parser.error("--endpoint needs --model, the name that it serves")
+    try:
+        if not isinstance(json.loads(args.extra), dict):
+            raise ValueError("not an object")
+    except ValueError as error:
+        parser.error(f"--extra: expected a JSON object such as '{{\"top_p\": 1}}', got {error}")
+    if args.jobs < 1 or args.shots < 1:
+        parser.error("--jobs and --shots: expected 1 or more")
+    if args.references not in (BUNDLE, CAD, WITHOUT) and not Path(args.references).is_file():
+        known = f"{BUNDLE}, {CAD}, {WITHOUT} or a file"
+        parser.error(f"--references: expected {known}, got {args.references}")
+
+
+def main() -> int:
+    parser = parser_of()
+    args = parser.parse_args()
+    _checked(parser, args)
+    cv2.setNumThreads(max(1, args.threads))
+    try:
+        cases = selected(read_cases(args.cases), args.limit)
+        done = evaluated(cases, args, sizes=args.sizes != "off")
+        other = evaluated(cases, args, sizes=False) if args.sizes == "both" else None
+    except StationError as error:
+        print(f"training.evaluate: {error}", file=sys.stderr)
+        return 1
+    if done.kept:
+        text = f"{done.kept} rows of the same run were kept; --fresh answers all again"
+        print(text, file=sys.stderr)
+    by_workpiece = "workpiece" in args.by
+    figures = {
+        **done.head,
+        "cases": str(args.cases),
+        **scoring.figures(done.rows, done.defect_fail, by_workpiece=by_workpiece),
+    }
+    if other is not None:
+        figures["without_sizes"] = paired.compare(
+            done.rows, other.rows, (done.defect_fail, other.defect_fail)
+        )
+    certified = outcomes.figures(done.rows, args.bundle) if args.bundle is not None else None
+    if certified is not None:
+        figures["certified"] = certified
     print(report.table(figures))
+    if args.html is not None:
+        beside = published.beside(done.rows)
+        rows_file = Path(os.path.relpath(args.out, args.html.parent))
+        _written(args.html, html.page(figures, done.rows, cases, done.drawer, beside, rows_file))
     line = json.dumps(figures)
     if args.figures is not None:
-        args.figures.parent.mkdir(parents=True, exist_ok=True)
-        args.figures.write_text(f"{line}\n", encoding="utf-8")
+        _written(args.figures, f"{line}\n")
     print(line)
     return 0
+
+
+def _written(path: Path, text: str) -> None:
+    """Write a file at once: it appears by rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.partial")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise InputError("cannot write", which=path, got=error.strerror) from error
 
 
 if __name__ == "__main__":

@@ -20,16 +20,18 @@ from forge_station.checks import MarksRead, SurfaceRead
 from forge_station.contract import spec, tasks
 from forge_station.contract.spec import Product, Reading
 from forge_station.contract.verdict import CheckResult, PartReading, Reason, combine
-from forge_station.contract.views import MARKS
+from forge_station.contract.views import DIFFERENCE, LARGE_LAYOUT, MARKS
 from forge_station.errors import InputError, StationError
-from forge_station.geometry import gauge, sheet
+from forge_station.geometry import gauge, reference, reference_io, sheet
 from forge_station.geometry.gauge import Size
 from forge_station.geometry.pose import PartCloud
+from forge_station.geometry.reference import Reference
 from forge_station.opening import open_inspector
 from forge_station.pipeline import Inspector, Job
+from forge_station.sim.references import CadReferences
 from forge_station.timing import Stopwatch
 from training.evaluation import by_photo, case_input, probes
-from training.evaluation.case_files import BadCase, Case, Setting
+from training.evaluation.case_files import BadCase, Case, CaseInput, Setting
 from training.evaluation.case_input import NO_SIZE, Pictures, Seen
 from training.evaluation.case_row import bad_row, blank_row, failed_row, product_of
 from training.evaluation.cells import true_cells
@@ -37,6 +39,7 @@ from training.evaluation.rows import CELL_VIEWS, Cell, MarkRow, Row
 from training.evaluation.truth import wrong
 
 _MODEL_STAGES = ("read", "judge", "surface")
+BUNDLE, CAD, WITHOUT = "bundle", "cad", "none"
 # What a damaged or absurd file can raise beyond the station's own errors.
 BAD_DATA = (ValueError, ArithmeticError, LookupError, MemoryError, cv2.error)
 
@@ -55,16 +58,35 @@ class Settings:
     """False: measured sizes are neither in the prompt nor weighed in."""
     probes: bool = False
     """Ask the grounding questions as well."""
+    references: str = BUNDLE
+    """Where the references of surfaces come from, for a bundle that is shown the difference from
+    them: `bundle`, `cad` (the catalogue's modelled shapes), `none`, or a file of references."""
 
 
-def opened(bundle: Path, threads: int) -> Inspector:
+def opened(bundle: Path, threads: int, settings: Settings) -> Inspector:
     """The bundle as the station would open it, but judged by its checks alone."""
-    return open_inspector(bundle, threads=threads, checks_alone=True)
+    inspector = open_inspector(bundle, threads=threads, checks_alone=True)
+    if settings.setting == "zero-shot" or settings.references == WITHOUT:
+        return replace(inspector, references={})
+    if settings.references == CAD:
+        return replace(inspector, references=CadReferences())
+    if settings.references != BUNDLE:
+        return replace(inspector, references=reference_io.load(Path(settings.references)))
+    return inspector
 
 
-def refuse(settings: Settings, cases: Sequence[Case | BadCase]) -> None:
+def refuse(inspector: Inspector, settings: Settings, cases: Sequence[Case | BadCase]) -> None:
     """InputError for a setting that a station's model cannot be asked in."""
     asked = {settings.setting or case.setting for case in cases if isinstance(case, Case)}
+    channels = inspector.model.manifest.surface_channels
+    if "reference" in asked and not _differs(inspector):
+        raise InputError(
+            "this bundle cannot be evaluated with references",
+            which="setting reference",
+            expected=f"{DIFFERENCE} among the channels of its surface picture",
+            got=", ".join(channels),
+            action="train it with the reference channel, or ask in the setting zero-shot",
+        )
     if "demonstration" in asked:
         raise InputError(
             "a bundle cannot be evaluated with solved examples",
@@ -80,9 +102,11 @@ def run_case(inspector: Inspector, case: Case | BadCase, settings: Settings) -> 
     """One case to one row. Never raises for what is wrong with the case or its files."""
     if isinstance(case, BadCase):
         return bad_row(case)
-    setting = settings.setting or case.setting
+    # The model is shown one picture: only a surface can stand beside its reference, see below.
+    setting = "zero-shot"
     try:
-        row = replace(blank_row(case, setting), sizes=settings.sizes)
+        limit = inspector.thresholds.defect_fail if case.task == "surface" else None
+        row = replace(blank_row(case, setting), sizes=settings.sizes, defect_fail=limit)
         _check_class(inspector, case)
         if case.input.photo and inspector.model.manifest.photo is not None:
             return by_photo.run(inspector, case, row, settings.folder, settings.request)
@@ -282,9 +306,10 @@ def _surface_row(inspector: Inspector, case: Case, seen: Seen, row: Row, setting
         outcome, reasons = combine(("surface",), [gate])
         return replace(row, outcome=outcome.value, reasons=codes_of(r.code for r in reasons))
     part = max(seen.parts, key=lambda item: len(item.points)) if seen.parts else None
+    shown = False
     with watch.stage("views"):
         if part is not None:
-            picture = inspector.surface_picture(part, product.part or "")
+            picture, shown = surface_picture(inspector, part, case, settings)
             size = gauge.measure(part)
         else:
             picture, size = _surface_of(seen)
@@ -301,11 +326,15 @@ def _surface_row(inspector: Inspector, case: Case, seen: Seen, row: Row, setting
             request=settings.request,
         )
     result = checks.surface_result([read], product, inspector.thresholds)
+    if part is not None and not shown and _differs(inspector):
+        text = f"{MARKS[0]}: there is no reference of {product.part}"
+        result = checks.with_doubts(result, [Reason("NO_REFERENCE", text, MARKS[0])])
     outcome, reasons = combine(("surface",), [gate, result])
     timings = watch.timings_ms()
     truth, whole = true_cells(case, seen, part, settings.folder, inspector.layout)
     return replace(
         row,
+        setting="reference" if shown else "zero-shot",
         outcome=outcome.value,
         reasons=codes_of(reason.code for reason in reasons),
         defect=read.reading.defect_class,
@@ -318,6 +347,47 @@ def _surface_row(inspector: Inspector, case: Case, seen: Seen, row: Row, setting
         total_ms=timings["total"],
         log_odds=log_odds_of([result]),
     )
+
+
+def _differs(inspector: Inspector) -> bool:
+    """Whether the model is shown a surface's difference from a reference."""
+    return DIFFERENCE in inspector.model.manifest.surface_channels
+
+
+def surface_picture(
+    inspector: Inspector, part: PartCloud, case: Case, settings: Settings
+) -> tuple[sheet.Sheet, bool]:
+    """What the surface check is shown, and whether a reference is in it.
+
+    The references of a case go before those of the inspector.
+    """
+    name = product_of(case).part or ""
+    own = None
+    if _differs(inspector) and settings.setting != "zero-shot" and settings.references != WITHOUT:
+        own = _own_reference(case, settings.folder)
+    if own is not None:
+        return reference.surface_picture(part.points, inspector.layout, own), True
+    picture = inspector.surface_picture(part, name)
+    return picture, _differs(inspector) and name in inspector.references
+
+
+def _own_reference(case: Case, folder: Path) -> Reference | None:
+    """From the clouds that come with a case."""
+    if not case.input.references:
+        return None
+    clouds = []
+    for file in case.input.references:
+        own = replace(case, input=CaseInput(scene=file, unit=case.input.unit))
+        parts = case_input.look(own, folder, LARGE_LAYOUT).parts
+        if len(parts) != 1:
+            raise InputError(
+                "a reference holds one part",
+                which=f"input.references: {folder / file}",
+                expected="1 part",
+                got=len(parts),
+            )
+        clouds.append(parts[0].points)
+    return reference.build(clouds)
 
 
 def _surface_of(seen: Seen) -> tuple[sheet.Sheet, Size]:

@@ -213,6 +213,10 @@ class Case:
     The evaluation's own `--setting` goes first."""
     subset: Annotated[str, Limit(pattern=r"[\w-]{0,40}", meaning="letters, digits, _ -")] = ""
     """A name under which figures are shown apart, such as `lookalike`."""
+    part: str = ""
+    """Id of the physical part or tray, where several cases show the same; empty: another each."""
+    provenance: str = ""
+    """How the part came into the set: see training/CALIBRATION.md."""
     product: Product | None = None
     line: str | None = None
     """Path of a line file (YAML)."""

@@ -28,8 +28,8 @@ from forge_station.geometry.view_images import ByteImage
 from training.evaluation.case_files import Case
 
 Views = Mapping[str, ByteImage]
-# Uncertainty of the size of a part on a photo: nothing is known, so nothing is contradicted.
-_NO_SIZE_MM = 1e6
+NO_SIZE = Size(0.0, 0.0, 0.0, 1e6)
+"""The size of a part on a photo: nothing is known, so nothing is contradicted."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _of_photo(case: Case, folder: Path, layout: Layout) -> Seen:
     pictures = Pictures(
         marks=photo_sheet(photo, layout),
         surface=view_images.surface_picture({"top": photo}, 1.0, layout),
-        sizes={mark: Size(0.0, 0.0, 0.0, _NO_SIZE_MM) for mark in case.input.marks},
+        sizes=dict.fromkeys(case.input.marks or MARKS[:1], NO_SIZE),
     )
     summary = ScanSummary(points=0, source=str(case.input.photo))
     return Seen((), (_not_qualified("a photo was"),), summary, None, pictures)

@@ -1,4 +1,4 @@
-"""What is true of a scene: who is wrong, which points and cells are defective.
+"""What is true of a scene: who is wrong and how, which points and cells are defective.
 
 By rule and by geometry only; no model, no files. Evaluation needs no torch, so this does not
 import the training pools.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from forge_station.contract import tasks
 from forge_station.contract.views import NANO_LAYOUT, VIEWS
 from forge_station.geometry import render, sheet
 from forge_station.geometry.pose import PartCloud
+from training.evaluation import lookalikes
 
 Cells = NDArray[np.bool_]
 
@@ -98,3 +100,39 @@ def surface_truth(part: PartCloud, flags: NDArray[np.floating]) -> SurfaceTruth:
 def score_of(cells: Cells, filled: Cells) -> int:
     """Surface score 0..10 that the share of defective cells deserves."""
     return tasks.surface_score(float(cells.sum()) / max(float(filled.sum()), 1.0))
+
+
+Fault = Literal["", "wrong workpiece", "wrong model", "missing", "extra", "several"]
+FAULTS: tuple[Fault, ...] = ("wrong workpiece", "wrong model", "missing", "extra", "several")
+"""`wrong workpiece` is an error at workpiece level, `wrong model` one at model-number level."""
+
+
+def fault_of(
+    required: Mapping[str, int],
+    readings: Mapping[str, str],
+    answers: tuple[str, ...] | None,
+    missing: tuple[str, ...] | None,
+    violations: int | None,
+) -> tuple[Fault, str]:
+    """(what is wrong, how wrong and right part resemble each other or ""), by the truth.
+
+    `required` empty: a batch in which the majority is right. ("", "") also where it is not told.
+    """
+    if (violations or 0) > 1:
+        return "several", ""
+    objected = [mark for mark in answers or () if mark in readings]
+    absent = list(missing or ())
+    if not required and readings and objected:
+        ((right, times),) = Counter(readings.values()).most_common(1)
+        if times > 1:
+            absent = [right]
+    if objected and not absent:
+        return "extra", ""
+    if absent and not objected:
+        return "missing", ""
+    if not objected:
+        return "", ""
+    wrong_part, right_part = readings[objected[0]], absent[0]
+    if wrong_part.partition(" ")[0] != right_part.partition(" ")[0]:
+        return "wrong workpiece", ""
+    return "wrong model", lookalikes.kind(right_part, wrong_part) or ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,20 @@ import pytest
 from forge_station.capture import replay
 from forge_station.capture.base import Cloud
 from forge_station.contract.catalogue import by_id
+from forge_station.contract.manifest import PhotoInput, Vocabulary
+from forge_station.contract.views import SURFACE_CHANNELS
+from forge_station.errors import InputError
 from forge_station.geometry import cloud_io
 from forge_station.pipeline import Inspector
 from forge_station.sim import fasteners, rest_pose, scanner
 from forge_station.sim.mesh import Mesh, sample_surface
 from training import evaluate
-from training.evaluate import Settings, run_case
+from training.evaluation import by_station
+from training.evaluation.by_station import Settings, run_case
 from training.evaluation.case_files import FILE, BadCase, read_cases
-from training.evaluation.scoring import Row
+from training.evaluation.rows import Row
+from training.evaluation.run import one_by_one, selected
+from training.evaluation.run import run as run_cases
 
 NUT = "hex_nut M8"
 SINGLE = {"part_number": "N", "kind": "single", "checks": ["workpiece"], "parts": {NUT: 1}}
@@ -81,10 +88,11 @@ def test_simulated_cases_give_a_row_a_table_and_one_json_object(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(evaluate, "open_inspector", lambda *_, **__: inspector)
+    monkeypatch.setattr(by_station, "opened", lambda *_: inspector)
     monkeypatch.setattr(type(inspector.model), "close", lambda self: None)
-    arguments = ["evaluate", "--bundle", "b", "--cases", str(simulated)]
+    arguments = ["evaluate", "--bundle", "b", "--cases", str(simulated), "--probes"]
     arguments += ["--out", str(tmp_path / "rows.jsonl"), "--figures", str(tmp_path / "f.json")]
+    arguments += ["--html", str(tmp_path / "report.html"), "--by", "workpiece"]
     monkeypatch.setattr(sys, "argv", arguments)
     assert evaluate.main() == 0
     printed = capsys.readouterr().out.strip().splitlines()
@@ -101,6 +109,16 @@ def test_simulated_cases_give_a_row_a_table_and_one_json_object(
         if row["task"] != "surface":
             assert all(m["read"] and m["picture"] and m["nearest"] for m in row["marks"])
             assert row["direct"] in (*(mark["mark"] for mark in row["marks"]), "none")
+    page = (tmp_path / "report.html").read_text()
+    assert "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
+    assert all(f'id="row-{row["id"]}"' in page for row in rows)
+    assert figures["surface"]["detail"]["confusion"]["truth"][0] == "normal"
+    # A second run answers nothing again, and gives the same figures.
+    monkeypatch.setattr(by_station, "run_case", None)
+    assert evaluate.main() == 0
+    again = capsys.readouterr()
+    assert "3 rows of the same run were kept" in again.err
+    assert json.loads(again.out.strip().splitlines()[-1]) == figures
 
 
 def test_stored_grids_and_stored_points_agree(simulated: Path, inspector: Inspector) -> None:
@@ -276,10 +294,9 @@ def test_bad_lines_are_named_and_the_run_goes_on(
             "input": {"scene": "t.npz"}}  # fmt: skip
     write_cloud(tmp_path / "t.npz", 0.0, tray=True)
     (tmp_path / FILE).write_text("rubbish\n" + json.dumps(good) + "\n")
-    rows = evaluate.evaluate(
-        inspector, read_cases(tmp_path), Settings(tmp_path), tmp_path / "o.jsonl", quiet=True
-    )
-    assert [row.outcome == "ERROR" for row in rows] == [True, False]
+    mapper = one_by_one(lambda case: run_case(inspector, case, Settings(tmp_path)))
+    ran = run_cases(read_cases(tmp_path), mapper, tmp_path / "o.jsonl", "run", quiet=True)
+    assert [row.outcome == "ERROR" for row in ran.rows] == [True, False]
     assert f"ERROR {tmp_path / FILE}, line 1: not a line of JSON" in capsys.readouterr().err
 
 
@@ -294,5 +311,147 @@ def test_the_published_protocol_reads_a_letter_into_none() -> None:
 def test_limit_counts_by_task() -> None:
     tasks = ("surface", "surface", "workpiece", "surface", "workpiece")
     cases = [BadCase(str(n), task, "") for n, task in enumerate(tasks)]
-    assert [case.id for case in evaluate.selected(cases, 2)] == ["0", "1", "2", "4"]
-    assert evaluate.selected(cases, None) == cases
+    assert [case.id for case in selected(cases, 2)] == ["0", "1", "2", "4"]
+    assert selected(cases, None) == cases
+
+
+def test_sizes_can_be_left_out_of_prompt_and_reading(tmp_path: Path, inspector: Inspector) -> None:
+    write_cloud(tmp_path / "t.ply", -20.0, 20.0, tray=True)
+    line = {"id": "x", "task": "assembly", "product": KIT, "input": {"scene": "t.ply"},
+            "truth": {"readings": {"A": NUT, "B": NUT}, "answer": "none"}}  # fmt: skip
+    (tmp_path / FILE).write_text(json.dumps(line))
+    (case,) = read_cases(tmp_path)
+    on, off = (
+        run_case(inspector, case, Settings(tmp_path, sizes=sizes)) for sizes in (True, False)
+    )
+    assert on.sizes and [mark.nearest for mark in on.marks] == [NUT, NUT]
+    assert not off.sizes and off.error == ""
+    assert [mark.nearest for mark in off.marks] == ["", ""]
+    # Without a size nothing is weighed in: the reading is what the picture says.
+    assert [mark.read for mark in off.marks] == [mark.picture for mark in off.marks]
+    assert "SIZE_CONTRADICTS" not in off.reasons and off.missing_options == 2
+
+
+def test_solved_examples_are_refused_with_the_reason(tmp_path: Path, inspector: Inspector) -> None:
+    with pytest.raises(InputError, match="never trained on several"):
+        by_station.refuse(inspector, Settings(tmp_path, setting="demonstration"), [])
+    case = read_cases(write_line(tmp_path, {"task": "surface", "product": SURFACE,
+                                            "input": {"scene": "s.npz"}, "truth": {}}))  # fmt: skip
+    with pytest.raises(InputError, match="expected difference among the channels"):
+        by_station.refuse(inspector, Settings(tmp_path, setting="reference"), case)
+
+
+def write_line(folder: Path, fields: dict[str, Any]) -> Path:
+    (folder / FILE).write_text(json.dumps({"id": "x", **fields}))
+    return folder
+
+
+def test_a_bundle_with_a_reference_channel_is_shown_the_case_s_own_reference(
+    tmp_path: Path, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = replace(inspector.model.manifest, surface_channels=SURFACE_CHANNELS)
+    monkeypatch.setattr(inspector.model, "manifest", manifest)
+    write_cloud(tmp_path / "s.npz", 0.0, tray=True)
+    given = {"task": "surface", "product": SURFACE, "truth": {"defect": "normal"},
+             "input": {"scene": "s.npz"}}  # fmt: skip
+    alone = run(tmp_path, inspector, **given)
+    assert alone.setting == "zero-shot" and "NO_REFERENCE" in alone.reasons
+    given["input"] = {"scene": "s.npz", "references": ["s.npz"]}
+    row = run(tmp_path, inspector, **given)
+    assert row.setting == "reference" and "NO_REFERENCE" not in row.reasons and row.error == ""
+    (case,) = read_cases(tmp_path)
+    left_out = run_case(inspector, case, Settings(tmp_path, setting="zero-shot"))
+    assert left_out.setting == "zero-shot" and "NO_REFERENCE" in left_out.reasons
+
+
+def photo_bundle(inspector: Inspector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The random bundle as if it had been trained on photos of a line with its own words."""
+    words = Vocabulary(("normal", "blowhole", "fray"), ("screw", "none"))
+    photo = PhotoInput(224, 224)
+    manifest = replace(inspector.model.manifest, vocabulary=words, photo=photo)
+    monkeypatch.setattr(inspector.model, "manifest", manifest)
+
+
+TILE = {"part_number": "TILE", "kind": "single", "checks": ["surface"],
+        "parts": {"magnetic_tile": 1}, "photo": True}  # fmt: skip
+BLOCK = {"part_number": "BLOCK", "kind": "assembly", "checks": ["assembly"],
+         "parts": {"screw": 3}, "photo": True}  # fmt: skip
+
+
+def write_photo(folder: Path) -> None:
+    image = np.random.default_rng(0).integers(0, 255, (160, 320, 3), np.uint8)
+    cv2.imwrite(str(folder / "p.png"), image)
+    mask = np.zeros((160, 320), np.uint8)
+    mask[0:20, 300:320] = 255  # rows 0 and 1 of 10 px, the last column of 20 px
+    cv2.imwrite(str(folder / "m.png"), mask)
+
+
+def test_a_photo_of_a_photo_line_has_one_grid_and_counts(
+    tmp_path: Path, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo_bundle(inspector, monkeypatch)
+    write_photo(tmp_path)
+    row = run(tmp_path, inspector, task="surface", product=TILE, input={"photo": "p.png"},
+              truth={"defect": "blowhole", "masks": {"photo": "m.png"}})  # fmt: skip
+    assert row.error == "" and set(row.probabilities) == {"normal", "blowhole", "fray"}
+    assert row.cells_true == ((3, 0, 15), (3, 1, 15)) and row.defect in row.probabilities
+    assert "NOT_CHECKED" not in row.reasons and row.families == ("magnetic_tile",)
+    assert all(view == 3 for view, _, _ in row.cells or ())
+
+
+def test_places_of_a_photo_line_are_read_one_by_one(
+    tmp_path: Path, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo_bundle(inspector, monkeypatch)
+    write_photo(tmp_path)
+    row = run(
+        tmp_path, inspector, task="assembly", product=BLOCK,
+        input={"photo": "p.png", "marks": ["A", "B", "C"]},
+        truth={"readings": {"A": "screw", "B": "none", "C": "screw"}, "missing": ["screw"],
+               "violations": 1},
+    )  # fmt: skip
+    assert row.error == "" and row.expected == "FAIL" and row.parts_seen == 3
+    assert {mark.read for mark in row.marks} <= {"screw", "none"}
+    absent = sum(mark.read == "none" for mark in row.marks)
+    assert row.missing == ("screw",) * absent and row.fault == ""
+    assert row.outcome == ("FAIL" if absent else row.outcome)
+
+
+def test_a_photo_line_s_case_needs_a_bundle_that_knows_its_words(
+    tmp_path: Path, inspector: Inspector
+) -> None:
+    write_photo(tmp_path)
+    row = run(tmp_path, inspector, task="surface", product=TILE, input={"photo": "p.png"},
+              truth={"defect": "blowhole"})  # fmt: skip
+    assert row.outcome == "ERROR" and "truth.defect" in row.error and "got blowhole" in row.error
+
+
+def test_a_photo_before_a_bundle_that_was_not_trained_on_any_is_unsure(
+    tmp_path: Path, inspector: Inspector
+) -> None:
+    write_photo(tmp_path)
+    row = run(tmp_path, inspector, task="surface", product=SURFACE, input={"photo": "p.png"},
+              truth={"defect": "dent", "masks": {"photo": "m.png"}})  # fmt: skip
+    assert row.outcome in ("UNSURE", "FAIL") and "NOT_CHECKED" in row.reasons
+    # Drawn as a top view: 13/14 of the panel wide, half of that high, in its middle.
+    cells = row.cells_true or ()
+    assert cells and {view for view, _, _ in cells} == {2}
+    assert all(4 <= r <= 5 and c == 15 for _, r, c in cells)
+
+
+def test_readings_follow_their_letters_or_are_counted(tmp_path: Path, inspector: Inspector) -> None:
+    write_cloud(tmp_path / "t.ply", -20.0, 20.0, tray=True)
+    line = {"id": "x", "task": "assembly", "product": KIT, "input": {"scene": "t.ply"},
+            "truth": {"readings": {"A": NUT, "B": "pin 6x20"}, "answer": "B"}}  # fmt: skip
+    (tmp_path / FILE).write_text(json.dumps(line))
+    (case,) = read_cases(tmp_path)
+    row = run_case(inspector, case, Settings(tmp_path, probes=True))
+    kinds = sorted((probe.kind, probe.asked) for probe in row.probes)
+    assert kinds == [(kind, mark) for kind in ("moved_columns", "moved_letters") for mark in "AB"]
+    before = {mark.mark: mark.picture for mark in row.marks}
+    moved = {probe.asked: probe.true for probe in row.probes if probe.kind == "moved_letters"}
+    assert moved == {"A": before["B"], "B": before["A"]}
+    same = {**line, "truth": {"readings": {"A": NUT, "B": NUT}, "answer": "none"}}
+    (tmp_path / FILE).write_text(json.dumps(same))
+    (case,) = read_cases(tmp_path)
+    assert run_case(inspector, case, Settings(tmp_path, probes=True)).probes == ()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from training.evaluation import report, scoring
-from training.evaluation.scoring import MarkRow, Row
+from training.evaluation import measures, reliability, report, scoring
+from training.evaluation.rows import MarkRow, Probe, Row
+from training.evaluation.surface_figures import iou, recall_over_size
+from training.evaluation.tray_figures import decision_right, letters_right
 
 
 def row(**fields: Any) -> Row:
@@ -16,42 +19,42 @@ def row(**fields: Any) -> Row:
 
 
 def test_wilson_interval_is_the_published_one() -> None:
-    assert scoring.wilson(95, 100) == pytest.approx((0.8882, 0.9785), abs=1e-4)
-    assert scoring.wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
-    assert scoring.wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
-    assert scoring.wilson(0, 0) == (0.0, 1.0)
+    assert measures.wilson(95, 100) == pytest.approx((0.8882, 0.9785), abs=1e-4)
+    assert measures.wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert measures.wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    assert measures.wilson(0, 0) == (0.0, 1.0)
 
 
 def test_share_of_nothing_has_no_value() -> None:
-    assert scoring.share([]) == {"value": None, "interval": None, "n": 0}
+    assert measures.share([]) == {"value": None, "interval": None, "n": 0}
 
 
 def test_auroc_counts_ties_half() -> None:
     # pairs: (0.9 > 0.5), (0.9 > 0.1), (0.5 = 0.5: half), (0.5 > 0.1)
-    assert scoring.auroc([0.9, 0.5, 0.5, 0.1], [True, True, False, False]) == 3.5 / 4
-    assert scoring.auroc([0.1, 0.9], [True, True]) is None
+    assert reliability.auroc([0.9, 0.5, 0.5, 0.1], [True, True, False, False]) == 3.5 / 4
+    assert reliability.auroc([0.1, 0.9], [True, True]) is None
 
 
 def test_calibration_error_is_the_weighted_gap_of_the_bins() -> None:
     # bin 0.9: mean 0.95, right 1/2; bin 0.2: mean 0.25, right 0/2
-    error = scoring.calibration_error([0.95, 0.95, 0.25, 0.25], [True, False, False, False])
+    error = reliability.calibration_error([0.95, 0.95, 0.25, 0.25], [True, False, False, False])
     assert error == pytest.approx(0.5 * 0.45 + 0.5 * 0.25)
-    assert scoring.calibration_error([1.0], [True]) == 0.0
-    assert scoring.calibration_error([], []) is None
+    assert reliability.calibration_error([1.0], [True]) == 0.0
+    assert reliability.calibration_error([], []) is None
 
 
 def test_pooled_share_weighs_marks_and_never_claims_certainty() -> None:
-    found = scoring.pooled([6, 1], [6, 2])
+    found = measures.pooled([6, 1], [6, 2])
     assert found["value"] == 0.875 and found["n"] == 8
-    certain = scoring.pooled([6, 6], [6, 6])
+    certain = measures.pooled([6, 6], [6, 6])
     assert certain["value"] == 1.0 and certain["interval"][0] == pytest.approx(0.7575, abs=1e-4)
 
 
 def test_grid_iou_takes_all_views_as_one_grid() -> None:
     found = ((0, 1, 1), (1, 1, 1))
-    assert scoring.iou(found, ((0, 1, 1), (2, 1, 1), (2, 1, 2))) == 1 / 4
-    assert scoring.iou((), ()) == 1.0
-    assert scoring.iou((), ((0, 0, 0),)) == 0.0
+    assert iou(found, ((0, 1, 1), (2, 1, 1), (2, 1, 2))) == 1 / 4
+    assert iou((), ()) == 1.0
+    assert iou((), ((0, 0, 0),)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -73,12 +76,12 @@ def test_letters_are_right_only_when_exactly_the_wrong_parts_are_named(
     answer: str, letters: tuple[str, ...], truth: tuple[str, ...], violations: int, right: bool
 ) -> None:
     case = row(answer=answer, letters=letters, answers_true=truth, violations_true=violations)
-    assert scoring.letters_right(case) is right
+    assert letters_right(case) is right
 
 
 def test_a_decision_needs_the_missing_parts_too() -> None:
     case = row(answer="none", answers_true=("none",), missing_true=("pin 6x20",), missing=())
-    assert scoring.letters_right(case) and not scoring.decision_right(case)
+    assert letters_right(case) and not decision_right(case)
 
 
 def marks(*right: bool) -> tuple[MarkRow, ...]:
@@ -162,7 +165,7 @@ def test_figures_of_a_surface_by_hand() -> None:
 
 def test_the_table_shows_value_interval_count_and_baselines() -> None:
     text = report.table(scoring.figures([surface("normal", "normal", 0.9)], defect_fail=0.5))
-    line = next(line for line in text.splitlines() if "five classes" in line)
+    line = next(line for line in text.splitlines() if "class right" in line)
     assert "1.000" in line and "[0.206, 1.000]" in line and "always normal 1.000" in line
     assert "recall crack" not in text
 
@@ -170,3 +173,173 @@ def test_the_table_shows_value_interval_count_and_baselines() -> None:
 def test_an_unreadable_case_without_a_task_does_not_break_the_table() -> None:
     figures = scoring.figures([row(task="", outcome="ERROR", error="line 3: not JSON")], 0.5)
     assert "unknown task: 1 cases, 1 with a bad file" in report.table(figures)
+
+
+def test_equal_mass_error_by_hand() -> None:
+    # two bins of two: (.1, .3 | 0, 1) gap .3; (.6, .8 | 1, 1) gap .3
+    error = reliability.equal_mass_error([0.8, 0.1, 0.6, 0.3], [True, False, True, True], bins=2)
+    assert error == pytest.approx(0.5 * 0.3 + 0.5 * 0.3)
+    assert reliability.equal_mass_error([], []) is None
+
+
+def test_debiased_error_takes_off_what_chance_adds() -> None:
+    # one bin of four: mean .5, share .5: gap 0, chance .25/3 -> below 0, so 0
+    assert reliability.debiased_error([0.5] * 4, [True, False, True, False], bins=1) == 0.0
+    # one bin of four: mean .9, share .25: .65^2 - .1875/3
+    found = reliability.debiased_error([0.9] * 4, [True, False, False, False], bins=1)
+    assert found == pytest.approx((0.65**2 - 0.0625) ** 0.5)
+    assert reliability.debiased_error([0.9], [True]) is None
+
+
+def test_debiased_error_of_a_calibrated_model_is_smaller() -> None:
+    rng = np.random.default_rng(0)
+    p = rng.uniform(0.3, 1.0, 1000)
+    hits = rng.random(1000) < p
+    plain, debiased = reliability.equal_mass_error(p, hits), reliability.debiased_error(p, hits)
+    assert plain is not None and debiased is not None
+    assert 0.015 < plain < 0.06 and debiased < 0.7 * plain
+
+
+def test_brier_and_its_skill_by_hand() -> None:
+    odds = np.array([[0.8, 0.2], [0.4, 0.6]])
+    truth = np.array([[1.0, 0.0], [0.0, 1.0]])
+    assert reliability.brier(odds, truth) == pytest.approx((0.08 + 0.32) / 2)
+    # the class shares alone give 0.5
+    assert reliability.brier_skill(odds, truth) == pytest.approx(1 - 0.2 / 0.5)
+    assert reliability.brier_skill(odds[:1], truth[:1]) is None  # one class only
+
+
+def test_nothing_on_either_side_is_a_perfect_f1() -> None:
+    rows = [surface("normal", "normal", 0.9, cells=(), cells_true=())]
+    found = scoring.figures(rows, 0.5)["surface"]
+    assert found["grid_f1"]["value"] == 1.0 and found["grid_iou"]["value"] is None
+    assert found["grid_iou_all"]["value"] == 1.0
+    assert found["auroc"]["value"] is None  # one class only
+
+
+def test_no_hit_is_an_f1_of_zero_and_an_unread_grid_misses_all() -> None:
+    rows = [
+        surface("dent", "dent", 0.1, cells=((0, 0, 0),), cells_true=((0, 5, 5),)),
+        surface("dent", "dent", 0.1, cells=None, cells_true=((0, 5, 5), (0, 5, 6))),
+    ]
+    found = scoring.figures(rows, 0.5)["surface"]
+    assert found["grid_f1"]["value"] == 0.0 and found["grid_recall"] == 0.0
+    assert found["grid_iou"]["value"] == 0.0 and found["grid_vanished"]["value"] == 0.5
+
+
+def test_constant_ranks_and_a_constant_score_have_no_correlation() -> None:
+    rows = [surface("dent", "dent", 0.1, score=4.0, score_true=float(n)) for n in range(4)]
+    assert scoring.figures(rows, 0.5)["surface"]["score_srcc"]["value"] is None
+
+
+def test_ties_share_their_rank() -> None:
+    pairs = [(1.0, 1.0), (2.0, 2.0), (2.0, 3.0), (3.0, 3.0)]
+    rows = [surface("dent", "dent", 0.1, score=a, score_true=b) for a, b in pairs]
+    # ranks 1, 2.5, 2.5, 4 and 1, 2, 3.5, 3.5: covariance 1 / sqrt(1.125^2)
+    assert scoring.figures(rows, 0.5)["surface"]["score_srcc"]["value"] == pytest.approx(
+        3.75 / 4.5, abs=1e-4
+    )
+
+
+def test_precision_recall_and_f1_of_a_class() -> None:
+    rows = [surface("dent", "dent", 0.1), surface("dent", "crack", 0.1),
+            surface("normal", "dent", 0.9), surface("normal", "normal", 0.9)]  # fmt: skip
+    found = scoring.figures(rows, 0.5)["surface"]
+    assert found["precision_dent"]["value"] == 0.5 and found["recall_dent"]["value"] == 0.5
+    assert found["f1_dent"]["value"] == 0.5
+    assert found["f1_crack"]["value"] == 0.0  # true once, never read
+    assert found["precision_crack"]["value"] is None and found["f1_cut"]["value"] is None
+    assert found["detail"]["confusion"]["counts"][1] == [0, 0, 0, 0, 1]
+
+
+def test_classes_of_a_photo_line_are_its_own() -> None:
+    rows = [
+        row(
+            task="surface",
+            defect=read,
+            defect_true=true,
+            probabilities={"normal": 0.1, "fray": 0.9},
+        )
+        for read, true in (("fray", "fray"), ("fray", "blowhole"), ("normal", "normal"))
+    ]
+    found = scoring.figures(rows, 0.5)["surface"]
+    assert found["detail"]["confusion"]["truth"] == ["normal", "blowhole", "fray"]
+    assert found["recall_fray"]["value"] == 1.0 and found["binary"]["value"] == 1.0
+    assert found["baseline_five_class_random"] == pytest.approx(1 / 3)
+
+
+def test_confusion_of_workpieces_names_what_was_not_read() -> None:
+    own = (*marks(True), MarkRow("B", "pin 6x20"))
+    found = scoring.figures([row(marks=own)], 0.5)["assembly"]["detail"]
+    assert found["confusion"] == {
+        "truth": ["hex_nut", "pin"],
+        "read": ["hex_nut", "pin", "not read"],
+        "counts": [[1, 0, 0], [0, 0, 1]],
+    }
+    assert found["classes"]["pin"]["recall"]["value"] == 0.0
+
+
+def test_errors_are_counted_by_level_and_look_alikes_apart() -> None:
+    rows = [
+        row(fault="wrong model", lookalike="flat washer", answers_true=("A",), answer="B",
+            letters=("B",), violations_true=1),
+        row(fault="wrong workpiece", answers_true=("A",), answer="A", letters=("A",),
+            violations_true=1),
+        row(answers_true=("none",), answer="none"),
+    ]  # fmt: skip
+    detail = scoring.figures(rows, 0.5)["assembly"]["detail"]
+    assert detail["faults"]["wrong model"]["letter"]["value"] == 0.0
+    assert detail["faults"]["wrong workpiece"]["letter"]["value"] == 1.0
+    assert detail["faults"]["nothing wrong"]["cases"] == 1
+    assert detail["lookalikes"]["flat washer"]["cases"] == 1
+    assert "other length" not in detail["lookalikes"]
+
+
+def test_the_missing_part_is_asked_of_cases_that_lack_exactly_one() -> None:
+    lacking = {"fault": "missing", "answers_true": ("none",), "missing_options": 4}
+    rows = [
+        row(**lacking, missing_true=("pin 6x20",), missing=("pin 6x20",), missing_direct="none"),
+        row(**lacking, missing_true=("hex_nut M8",), missing=(), missing_direct="hex_nut M8"),
+        row(answers_true=("none",), missing_true=(), missing=(), missing_direct="none"),
+    ]
+    found = scoring.figures(rows, 0.5)["assembly"]
+    assert found["missing_part"] == {"value": 0.5, "interval": [0.0945, 0.9055], "n": 2}
+    assert found["missing_part_direct"]["value"] == 0.5
+    assert found["baseline_missing_part_random"] == 0.25
+    assert found["detail"]["missing_part"]["pin"]["missing_part"]["value"] == 1.0
+
+
+def test_probes_pool_over_marks() -> None:
+    probes = (Probe("moved_letters", "A", "pin 6x20", "pin 6x20"),
+              Probe("moved_letters", "B", "pin 6x20", "rivet 3x6"))  # fmt: skip
+    found = scoring.figures([row(probes=probes), row()], 0.5)["assembly"]
+    assert found["probe_moved_letters"]["value"] == 0.5
+    assert found["probe_moved_letters"]["n"] == 2
+
+
+def test_recall_over_size_has_bins_of_equal_numbers() -> None:
+    rows = [
+        surface("dent", "dent", 0.9 if size < 8 else 0.1, defect_size_mm=float(size))
+        for size in range(16)
+    ]
+    rows.append(surface("normal", "normal", 0.9, defect_size_mm=None))
+    found = recall_over_size(rows, 0.5)
+    assert list(found) == ["size_mm"] and list(found["size_mm"]) == ["all", "dent"]
+    small, large = found["size_mm"]["all"]
+    assert (small["from"], small["to"], small["n"], small["found"]) == (0.0, 7.0, 8, 0.0)
+    assert (large["found"], large["class_right"]) == (1.0, 1.0)
+    assert large["interval"][1] == 1.0
+
+
+def test_views_are_scored_apart() -> None:
+    rows = [surface("dent", "dent", 0.1, cells=((0, 0, 0), (2, 1, 1)), cells_true=((0, 0, 0),)),
+            surface("normal", "normal", 0.9, cells=(), cells_true=())]  # fmt: skip
+    views = scoring.figures(rows, 0.5)["surface"]["detail"]["views"]
+    assert views["front"]["grid_f1"]["value"] == 1.0 and "top" not in views
+
+
+def test_parse_warnings_are_counted_by_kind() -> None:
+    rows = [row(warnings=("MISSING:NO_ANSWER", "ASSYVERI:TWO_ANSWERS")),
+            row(warnings=("MISSING:NO_ANSWER",))]  # fmt: skip
+    found = scoring.figures(rows, 0.5)["assembly"]["detail"]["warnings"]
+    assert found == {"MISSING:NO_ANSWER": 2, "ASSYVERI:TWO_ANSWERS": 1}
