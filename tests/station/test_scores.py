@@ -79,7 +79,7 @@ def test_a_swap_in_a_kit_is_the_odds_of_the_wrong_part():
     [
         (batch(3), {"A": {M8: 1.0}, "B": {M8: 1.0}}),
         (Product("K", "assembly", ("assembly",), {M8: 1, BOLT: 1}), {"A": {M8: 1.0}}),
-        (Product("K", "assembly", ("assembly",), {M8: 2}), dict.fromkeys("ABC", {M8: 1.0})),
+        (Product("K", "assembly", ("assembly",), {M8: 2}), {mark: {M8: 1.0} for mark in "ABC"}),
         (Product("M", "batch", ("workpiece",)), {"A": {M8: 1.0}, "B": {BOLT: 1.0}}),
         (batch(1), {"A": {BOLT: 1.0, M8: 0.0}}),
     ],
