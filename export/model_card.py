@@ -101,9 +101,15 @@ def _table(figures: Mapping[str, Any]) -> list[str]:
     return ["| figure | value |", "| --- | --- |", *rows] if rows else []
 
 
+# Matrices, curves and breakdowns of an evaluation: its report shows them.
+_TOO_LONG = frozenset({"detail", "without_sizes"})
+
+
 def _flat(figures: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
     for name, value in figures.items():
         path = f"{prefix}{name}"
+        if name in _TOO_LONG:
+            continue
         if isinstance(value, Mapping):
             yield from _flat(value, f"{path}.")
         elif isinstance(value, float):
