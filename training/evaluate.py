@@ -19,6 +19,7 @@ describes files, settings and figures.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import sys
@@ -86,7 +87,7 @@ def by_bundle(
             "provider": model.provider,
         }
         limit = inspector.thresholds.defect_fail
-        asked = {**asdict(settings), "folder": ""}
+        asked = {**asdict(settings), "folder": "", "file": _file_digest(args.references)}
         digest = run_digest({**head, "limits": asdict(inspector.thresholds), **asked})
         if args.jobs > 1:
             mapper = stack.enter_context(in_processes(bundle, args.threads, settings, args.jobs))
@@ -116,6 +117,11 @@ def by_model(cases: Cases, asking: Asking, args: argparse.Namespace) -> Evaluate
     return Evaluated(head, ran.rows, Thresholds().defect_fail, ran.kept, drawer)
 
 
+def _file_digest(name: str) -> str:
+    path = Path(name)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
 def _out(args: argparse.Namespace, sizes: bool) -> Path:
     """The row file; the half without sizes of `--sizes both` has one of its own."""
     path: Path = args.out
@@ -128,7 +134,7 @@ def evaluated(cases: Cases, args: argparse.Namespace, *, sizes: bool) -> Evaluat
     if args.endpoint:
         asking = Asking(
             args.cases,
-            Examples.of(args.cases, cases, args.examples),
+            Examples.of(args.cases, args.examples),
             defects_of(cases),
             args.setting,
             args.style,
@@ -247,22 +253,26 @@ def main() -> int:
         cases = selected(read_cases(args.cases), args.limit)
         done = evaluated(cases, args, sizes=args.sizes != "off")
         other = evaluated(cases, args, sizes=False) if args.sizes == "both" else None
+        print(_shown(cases, done, other, args))
     except StationError as error:
         print(f"training.evaluate: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def _shown(cases: Cases, done: Evaluated, other: Evaluated | None, args: argparse.Namespace) -> str:
+    """Print the table, write figures and report; returns the figures as one line of JSON."""
     if done.kept:
         text = f"{done.kept} rows of the same run were kept; --fresh answers all again"
         print(text, file=sys.stderr)
-    by_workpiece = "workpiece" in args.by
     figures = {
         **done.head,
         "cases": str(args.cases),
-        **scoring.figures(done.rows, done.defect_fail, by_workpiece=by_workpiece),
+        **scoring.figures(done.rows, done.defect_fail, by_workpiece="workpiece" in args.by),
     }
     if other is not None:
-        figures["without_sizes"] = paired.compare(
-            done.rows, other.rows, (done.defect_fail, other.defect_fail)
-        )
+        limits = (done.defect_fail, other.defect_fail)
+        figures["without_sizes"] = paired.compare(done.rows, other.rows, limits)
     certified = outcomes.figures(done.rows, args.bundle) if args.bundle is not None else None
     if certified is not None:
         figures["certified"] = certified
@@ -274,8 +284,7 @@ def main() -> int:
     line = json.dumps(figures)
     if args.figures is not None:
         _written(args.figures, f"{line}\n")
-    print(line)
-    return 0
+    return line
 
 
 def _written(path: Path, text: str) -> None:

@@ -121,12 +121,11 @@ class Truth:
     score: Score | None = None
     """Surface score 0..10; 10 is a perfect surface."""
     defect_size_mm: NotNegative | None = None
-    """What was drawn or measured on the defect: its length (crack, cut), diameter (dent) or
-    deflection (deformation)."""
+    """Size as made or measured: width of a crack, depth of a cut or dent, bend of a deformation."""
     defect_size_px: NotNegative | None = None
     """`defect_size_mm` in camera pixels of the scan."""
     defect_extent_mm: NotNegative | None = None
-    """Longest distance within the surface that the defect changed and that is seen."""
+    """How far it reaches: length of a crack, half width of a cut, bent length, radius of a dent."""
     violations: Count | None = None
     """Number of parts that are wrong, extra or missing."""
     outcome: Literal["PASS", "FAIL"] | None = None

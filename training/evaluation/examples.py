@@ -15,7 +15,7 @@ from pathlib import Path
 from forge_station.contract.views import LARGE_LAYOUT
 from forge_station.errors import InputError
 from training.evaluation import case_input
-from training.evaluation.case_files import BadCase, Case, CaseInput, read_cases
+from training.evaluation.case_files import Case, CaseInput, read_cases
 from training.evaluation.pictures import Shown, shown_of
 
 
@@ -28,11 +28,10 @@ class Examples:
     cases: tuple[Case, ...]
 
     @classmethod
-    def of(cls, own: Path, cases: Sequence[Case | BadCase], folder: Path | None) -> Examples:
-        """From a folder of its own, or, None, from the judged cases themselves."""
-        found = cases if folder is None else read_cases(folder)
-        good = tuple(case for case in found if isinstance(case, Case))
-        return cls(own, own if folder is None else folder, good)
+    def of(cls, own: Path, folder: Path | None = None) -> Examples:
+        """From a folder of its own, or, None, from that of the judged cases."""
+        folder = folder or own
+        return cls(own, folder, tuple(c for c in read_cases(folder) if isinstance(c, Case)))
 
     def references(self, case: Case, count: int, style: str) -> Iterator[Shown]:
         """`count` pictures of what is right for the product of `case`."""

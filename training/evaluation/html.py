@@ -55,7 +55,7 @@ def page(
         lstrip_blocks=True,
     )
     by_id = {case.id: case for case in cases if isinstance(case, Case)}
-    order = [task for task in TASKS if task in figures]
+    order: list[str] = [task for task in TASKS if task in figures]
     order += [k for k, v in figures.items() if isinstance(v, dict) and "outcomes" in v
               and k not in order]  # fmt: skip
     head = {k: v for k, v in figures.items() if not isinstance(v, (dict, list))}
@@ -66,6 +66,7 @@ def page(
     return environment.get_template("report.html.j2").render(
         head=head,
         tasks=blocks,
+        certified=figures.get("certified"),
         without_sizes=_without_sizes(figures.get("without_sizes", {})),
         rows=[_listed(row) for row in rows],
         errors=[row for row in rows if row.error],

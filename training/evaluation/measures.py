@@ -41,6 +41,9 @@ class Measure:
     of_cases: bool = True
     """Whether n counts cases; else it counts what `whole` counts (marks, cells)."""
     lower_is_better: bool = False
+    weakest: Callable[[Array], int] | None = None
+    """Of a ranking within 0..1: how many items it rests on at least. Its interval is not narrower
+    than Wilson's of so many, since a bootstrap of a perfect ranking is a point."""
     nothing: float | None = None
     """The value where all wholes are 0, if any: with no cell true and none found F1 is 1."""
 
@@ -48,7 +51,7 @@ class Measure:
         """{"value", "interval", "n"}; value None where there is nothing to measure."""
         items = [found for row in rows if (found := self.of(row)) is not None]
         if self.kind == "ranking":
-            return _ranking(items, self.function)
+            return _ranking(items, self.function, self.weakest)
         parts = [sum(item[0] for item in case) for case in items]
         wholes = [sum(item[1] for item in case) for case in items]
         if self.kind == "pooled" and items and not sum(wholes):
@@ -102,9 +105,10 @@ def ranking_of(
     function: Callable[[Array], float | None],
     *,
     lower: bool = False,
+    weakest: Callable[[Array], int] | None = None,
 ) -> Measure:
     """A figure of all values together, such as a rank correlation."""
-    return Measure(name, of, "ranking", function, lower_is_better=lower)
+    return Measure(name, of, "ranking", function, lower_is_better=lower, weakest=weakest)
 
 
 def wilson(right: float, count: float) -> tuple[float, float]:
@@ -156,12 +160,16 @@ def mean(values: Sequence[float]) -> dict[str, Any]:
     if not values:
         return _figure(None, (0.0, 1.0), 0)
     array = np.array(values, float)
+    if len(array) == 1:  # one case says nothing about its spread
+        return _figure(float(array[0]), (0.0, 1.0), 1)
     low, high = np.percentile(array[drawn(len(array))].mean(axis=1), (2.5, 97.5))
     return _figure(float(array.mean()), (float(low), float(high)), len(values))
 
 
 def _ranking(
-    items: Sequence[Items], function: Callable[[Array], float | None] | None
+    items: Sequence[Items],
+    function: Callable[[Array], float | None] | None,
+    weakest: Callable[[Array], int] | None,
 ) -> dict[str, Any]:
     cases = [np.array(case, float) for case in items if len(case)]
     assert function is not None
@@ -170,8 +178,13 @@ def _ranking(
         return _figure(None, (0.0, 1.0), len(cases))
     tried = drawn(len(cases), RANKING_RESAMPLES)
     found = [function(np.concatenate([cases[i] for i in chosen])) for chosen in tried]
-    low, high = np.percentile([item for item in found if item is not None], (2.5, 97.5))
-    return _figure(value, (float(low), float(high)), len(cases))
+    known = [item for item in found if item is not None]
+    low, high = (float(x) for x in np.percentile(known, (2.5, 97.5)))
+    if weakest is not None:
+        count = weakest(np.concatenate(cases))
+        least, most = wilson(value * count, count)
+        low, high = min(low, least), max(high, most)
+    return _figure(value, (low, high), len(cases))
 
 
 @lru_cache(maxsize=64)

@@ -127,7 +127,12 @@ def headline(defect_fail: float) -> tuple[Measure, ...]:
     return (
         share_of("five_class", _told(lambda row: row.defect == row.defect_true)),
         share_of("binary", _told(lambda row: _binary(row.defect) == _binary(row.defect_true))),
-        ranking_of("auroc", _odds, lambda items: reliability.auroc(items[:, 0], items[:, 1] > 0.5)),
+        ranking_of(
+            "auroc",
+            _odds,
+            lambda items: reliability.auroc(items[:, 0], items[:, 1] > 0.5),
+            weakest=lambda items: int(min((items[:, 1] > 0.5).sum(), (items[:, 1] < 0.5).sum())),
+        ),
         share_of("clean_alarms", _alarmed(defect_fail, defective=False), lower=True),
         share_of("defects_found", _alarmed(defect_fail, defective=True)),
         mean_of("grid_iou", _iou_of),

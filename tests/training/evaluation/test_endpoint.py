@@ -54,8 +54,7 @@ def client(chat: Chat, path: Path, **fields: Any) -> ChatClient:
 
 
 def ask(chat: Chat, folder: Path, case: Case, **fields: Any) -> Row:
-    cases = read_cases(folder)
-    asking = Asking(folder, Examples.of(folder, cases, None), **fields)
+    asking = Asking(folder, Examples.of(folder), **fields)
     return by_endpoint.run_case(client(chat, folder / "replies.jsonl"), case, asking)
 
 

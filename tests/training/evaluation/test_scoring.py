@@ -343,3 +343,12 @@ def test_parse_warnings_are_counted_by_kind() -> None:
             row(warnings=("MISSING:NO_ANSWER",))]  # fmt: skip
     found = scoring.figures(rows, 0.5)["assembly"]["detail"]["warnings"]
     assert found == {"MISSING:NO_ANSWER": 2, "ASSYVERI:TWO_ANSWERS": 1}
+
+
+def test_a_perfect_ranking_and_a_lone_case_do_not_claim_certainty() -> None:
+    rows = [surface("normal", "normal", 0.9 - n / 100) for n in range(8)]
+    rows += [surface("dent", "dent", 0.2, cells=((0, 0, 0),), cells_true=((0, 0, 0),))]
+    found = scoring.figures(rows, 0.5)["surface"]
+    # Wilson's interval of one right of one, the smaller class
+    assert found["auroc"] == {"value": 1.0, "interval": [0.2065, 1.0], "n": 9}
+    assert found["grid_iou"] == {"value": 1.0, "interval": [0.0, 1.0], "n": 1}
