@@ -34,14 +34,18 @@ def public(key: Ed25519PrivateKey = KEY) -> PublicKey:
     return PublicKey(key.public_key().public_bytes_raw())
 
 
-def certificate(limit: float = -2.0, **changes: Any) -> Certificate:
-    """One claim for all checks: 1 % at 95 %, first look, 700 defective parts, for simulated scans.
+CHECKS = ("assembly", "surface", "workpiece")
 
-    `limit`: of a PASS."""
+
+def claim(limit: float) -> Claim:
+    """Escape <= 1 % for all checks together, at the first look, from 700 defective parts."""
     delta = binomial.look_delta(0.05, 1)
     rank = binomial.rank(700, 0.01, delta)
-    checks = ("assembly", "surface", "workpiece")
-    upper = binomial.upper(rank - 1, 700, delta)
+    return Claim(CHECKS, 700, rank, delta, limit, 0, binomial.upper(rank - 1, 700, delta))
+
+
+def certificate(limit: float = -2.0, **changes: Any) -> Certificate:
+    """One claim for all checks, 1 % at 95 %, for simulated scans. `limit`: of a PASS."""
     found = Certificate(
         bundle="test 1.0.0",
         model_sha256=MODEL,
@@ -49,14 +53,14 @@ def certificate(limit: float = -2.0, **changes: Any) -> Certificate:
         escape=0.01,
         confidence=0.95,
         look=1,
-        temperatures=dict.fromkeys(checks, 1.0),
+        temperatures=dict.fromkeys(CHECKS, 1.0),
         limit_pass=limit,
         limit_fail=limit + 2.0,
         overkill_target=0.02,
-        claims=(Claim(checks, 700, rank, delta, limit, 0, upper),),
+        claims=(claim(limit),),
         overkill=Share(500, 1, binomial.upper(1, 500, 0.05)),
         unsure=Share(500, 10, binomial.upper(10, 500, 0.05)),
-        families={check: tuple(WORKPIECES) for check in checks},
+        families={check: tuple(WORKPIECES) for check in CHECKS},
         simulated=True,
         dataset_sha256="cd" * 32,
         provenance={"simulated": 1200},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import re
 import shutil
@@ -27,7 +28,9 @@ from forge_station.errors import StationError
 from forge_station.geometry import cloud_io
 from forge_station.opening import open_inspector
 from forge_station.sim import fasteners, scanner
+from forge_station.vlm.bundle_files import read_manifest
 from tests import nano_checkpoint
+from tests.station import certificates
 
 
 @pytest.fixture(scope="session")
@@ -149,17 +152,52 @@ def test_a_recording_is_decoded_read_and_stored(bundle, recording, tmp_path, cap
     assert "two_nuts: UNSURE" in err
 
 
-def test_pass_is_0_and_fail_is_1(bundle, recording, inspector, tmp_path, capsys):
+@pytest.fixture(scope="session")
+def certified_bundle(bundle, tmp_path_factory) -> Path:
+    """A copy of the bundle with a certificate for real scans and any score, see `certificates`."""
+    folder = tmp_path_factory.mktemp("certified") / "bundle"
+    shutil.copytree(bundle, folder)
+    window = {"valid_from": "2020-01-01T00:00:00Z", "expires": "2999-01-01T00:00:00Z"}
+    digest = read_manifest(folder).model_sha256
+    found = certificates.certificate(999.0, simulated=False, model_sha256=digest, **window)
+    certificates.write(folder, found)
+    return folder
+
+
+def test_without_a_certificate_or_its_key_what_would_pass_is_unsure(
+    bundle, certified_bundle, recording, inspector, tmp_path, capsys
+):
+    line = tmp_path / "line.yaml"
+    read = dict(Counter(part.part for part in inspected(inspector, recording).parts))
+    line.write_text(yaml.safe_dump({"line": "test", "products": [kit_of(read)]}))
+    key = base64.b64encode(certificates.public(certificates.OTHER_KEY).raw).decode()
+    for folder, more, said in (
+        (bundle, [], "has no certificate.json"),
+        (certified_bundle, [], "trusts no key"),
+        (certified_bundle, ["--trusted-key", key], "does not trust"),
+    ):
+        words = [recording, "--bundle", folder, "--line", line, "--part-number", "P", *more]
+        code = offline.run(command(*words, "--out", tmp_path))
+        out, err = capsys.readouterr()
+        (reason,) = json.loads(out)["reasons"]
+        assert (code, reason["code"]) == (2, "NO_CERTIFICATE")
+        assert said in reason["text"] and err.startswith("ADVISORY, no part will be called PASS")
+
+
+def kit_of(parts: dict[str, int]) -> dict[str, object]:
+    rules = {"min_reading_probability": 0.0}
+    kit = {"part_number": "P", "kind": "assembly", "parts": parts, "rules": rules}
+    return {**kit, "checks": ["assembly"]}
+
+
+def test_pass_is_0_and_fail_is_1(certified_bundle, recording, inspector, tmp_path, capsys):
+    key = base64.b64encode(certificates.public().raw).decode()
     read = dict(Counter(part.part for part in inspected(inspector, recording).parts))
     for parts, expected, codes in ((read, 0, []), ({**read, "pin 6x20": 1}, 1, ["MISSING_PART"])):
-        rules = {"min_reading_probability": 0.0}
-        kit = {"part_number": "P", "kind": "assembly", "parts": parts, "rules": rules}
         line = tmp_path / "line.yaml"
-        line.write_text(
-            yaml.safe_dump({"line": "test", "products": [{**kit, "checks": ["assembly"]}]})
-        )
-        words = [recording, "--bundle", bundle, "--line", line, "--part-number", "P"]
-        code = offline.run(command(*words, "--out", tmp_path))
+        line.write_text(yaml.safe_dump({"line": "test", "products": [kit_of(parts)]}))
+        words = [recording, "--bundle", certified_bundle, "--line", line, "--part-number", "P"]
+        code = offline.run(command(*words, "--trusted-key", key, "--out", tmp_path))
         verdict = json.loads(capsys.readouterr().out)
         assert [reason["code"] for reason in verdict["reasons"]] == codes
         assert (code, verdict["product"], verdict["line"]) == (expected, "P", "test")
