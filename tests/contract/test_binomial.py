@@ -30,7 +30,7 @@ def test_the_table_of_parts_that_are_needed(rate):
 
 def test_bounds_and_distribution_agree_with_scipy():
     for n in (1, 7, 100, 773, 5000):
-        for k in sorted({0, 1, n // 50, n // 3, n - 1}):
+        for k in sorted({0, n // 50, n // 3, n - 1}):
             for delta in (0.5, 0.05, 1e-4):
                 exact = beta.ppf(1 - delta, k + 1, n - k)
                 assert binomial.upper(k, n, delta) == pytest.approx(exact, abs=1e-9), (k, n)

@@ -78,6 +78,7 @@ def certify(
         raise CalibrationError(
             "no parts are left", got=", ".join(f"{n} {why}" for why, n in found.left_out.items())
         )
+    labels = _labels(found, settings)
     checks = sorted({part.check for part in found.parts})
     fits = {check: temperature.fit(fitted.parts, check) for check in checks}
     temperatures = {check: one.temperature for check, one in fits.items()}
@@ -102,7 +103,7 @@ def certify(
         simulated=found.simulated,
         dataset_sha256=found.sha256,
         provenance=limits.origins(found),
-        label_protocol=_labels(found, settings),
+        label_protocol=labels,
         valid_from=now.astimezone(timezone.utc).strftime(TIME),
         expires=(now.astimezone(timezone.utc) + timedelta(days=settings.days)).strftime(TIME),
         rules=limits.strictest_rules(found),

@@ -89,7 +89,7 @@ def reliability(done: Certified) -> bytes:
     panels = figure.subplots(1, len(checks), squeeze=False)[0]
     for check, axes in zip(checks, panels, strict=True):
         fit = done.fits[check]
-        own = [part for part in done.found.parts if part.check == check and part.log_odds]
+        own = [part for part in done.found.parts if part.check == check and check in part.log_odds]
         axes.plot([0, 1], [0, 1], color=GREY, lw=1)
         for heat, colour, word in ((1.0, GREY, "as it is"), (fit.temperature, GOOD, "scaled")):
             _reliability_line(axes, own, check, heat, colour, word)

@@ -9,12 +9,12 @@ import numpy as np
 from training.evaluation.rows import Row
 
 
-def row(name: str, check: str, log_odds: float, defective: bool, **changes: Any) -> Row:
+def row(name: str, check: str, odds: float, defective: bool, **changes: Any) -> Row:
     """PASS below log-odds 0, else FAIL."""
     given: dict[str, Any] = {
-        "outcome": "PASS" if log_odds < 0 else "FAIL",
+        "outcome": "PASS" if odds < 0 else "FAIL",
         "expected": "FAIL" if defective else "PASS",
-        "log_odds": {check: log_odds},
+        "log_odds": {check: odds},
         "families": ("hex_nut",),
         "rules": {"min_reading_probability": 0.6},
         "provenance": "simulated",

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from forge_station.checks import SCORE_VERSION, Thresholds
 from forge_station.contract import CONTRACT_VERSION
@@ -17,9 +18,9 @@ from forge_station.contract.manifest import MANIFEST_NAME, FileEntry, Manifest
 from forge_station.contract.spec import Product
 from forge_station.permit import read_permit
 from forge_station.signing import read_public_key
-from tests.training.calibration.sets import rows
+from tests.training.calibration.sets import row, rows
 from training import calibrate
-from training.calibration import keys, ledger
+from training.calibration import keys, ledger, outcomes
 from training.calibration.certify import Settings, certify
 from training.calibration.error import CalibrationError
 from training.calibration.limits import Target
@@ -38,7 +39,7 @@ def settings(folder: Path, **changes: object) -> Settings:
 
 
 def write_rows(path: Path, given: list[Row]) -> Path:
-    path.write_text("".join(write_row(row) + "\n" for row in given))
+    path.write_text("".join(write_row(item) + "\n" for item in given))
     return path
 
 
@@ -114,6 +115,25 @@ def test_real_parts_need_a_word_on_how_their_truth_was_found(tmp_path):
     told = settings(tmp_path, label_protocol="two people, blind", kappa=0.9)
     found = certify(real, MANIFEST, told, NOW).certificate
     assert (found.simulated, found.label_protocol, found.kappa) == (False, "two people, blind", 0.9)
+
+
+def test_an_evaluation_tells_what_the_certificate_makes_of_its_passes(tmp_path, bundle):
+    given = rows(300, 700)
+    assert outcomes.figures(given, bundle) is None
+    done = certify(given, MANIFEST, settings(tmp_path), NOW)
+    keys.put(keys.signed(done.certificate, Ed25519PrivateKey.generate()), bundle)
+    strange = row("x", "surface", -20.0, False, families=("pin",))
+    found = outcomes.figures([*given, strange], bundle)
+    assert found is not None and found["limit_pass"] == done.certificate.limit_pass
+    counts = found["tasks"]["surface"]
+    passing = [item for item in given if item.log_odds["surface"] < 0]
+    limit = done.certificate.limit_pass * done.temperatures["surface"]
+    good = sum(r.expected == "PASS" and r.log_odds["surface"] < limit for r in passing)
+    assert counts["good"]["PASS"] == good and sum(counts["good"].values()) == 301
+    bad = [item for item in passing if item.expected == "FAIL"]
+    assert counts["defective"]["PASS"] + counts["defective"]["UNSURE"] == len(bad)
+    assert counts["defective"]["FAIL"] == 700 - len(bad)
+    assert outcomes.outcome(strange, done.certificate) == "UNSURE"
 
 
 # ---------------------------------------------------------------- the command
