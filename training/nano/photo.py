@@ -38,7 +38,7 @@ from training.nano.photo_samples import (
     read_samples,
     texts_of,
 )
-from training.nano.sft import PackedTrainer, auroc, rate_of, resume, save_state
+from training.nano.sft import PackedTrainer, auroc, resume, save_state
 
 _SAVE_EVERY_S = 30.0
 SIZES: dict[str, dict[str, int]] = {
@@ -53,11 +53,12 @@ ANY_WAY = Variation()
 
 @dataclass(frozen=True)
 class PhotoRun:
-    """One training run. `minutes` are CPU minutes of this process."""
+    """One training run, of `minutes` CPU minutes of this process or, if given, of `steps`."""
 
     examples: tuple[Path, ...]
     out: Path
-    minutes: float
+    minutes: float = 5.0
+    steps: int | None = None
     photo: PhotoInput = SQUARE
     variation: Variation = ANY_WAY
     size: str = "small"
@@ -71,6 +72,15 @@ class PhotoRun:
     threads: int = 1
     resume: bool = False
     compiled: bool = False
+
+    def share(self, used_s: float, step: int) -> float:
+        """How much of the run is over, 0..1 and beyond."""
+        return used_s / (60 * self.minutes) if self.steps is None else step / self.steps
+
+
+def rate_at(share: float, decay: float) -> float:
+    """Factor of the learning rates: the first twentieth rises, the last `decay` falls to 0.02."""
+    return min(1.0, 0.02 + share / 0.05) * min(1.0, max(0.02, (1 - share) / decay))
 
 
 def vocabulary_of(samples: Sequence[PhotoSample]) -> Vocabulary:
@@ -224,21 +234,22 @@ def train_photos(run: PhotoRun) -> dict[str, Any]:
         used, step = resume(state_file, trainer)
         print(f"resumed at step {step}, {used / 60:.1f} of {run.minutes} minutes", flush=True)
     trainer.model.train()
-    budget, saved = run.minutes * 60, used
+    saved = used
     recent: dict[str, list[float]] = {}
-    bar = tqdm(total=round(budget), initial=round(used), unit="cpu-s", mininterval=5, desc="photo")
-    while used < budget:
+    bar = tqdm(total=1000, initial=round(1000 * run.share(used, step)), desc="photo", unit="‰")
+    while run.share(used, step) < 1:
         begun = time.process_time()
-        trainer.set_rate(rate_of(step, used / budget, run.decay))
+        trainer.set_rate(rate_at(run.share(used, step), run.decay))
         loss, figures = trainer.photo_loss(drawn.draw(run.batch, trainer.generator))
         trainer.step(loss)
         step += 1
         used += time.process_time() - begun
         for name, value in figures.items():
             recent.setdefault(name, []).append(value)
-        bar.update(round(used) - bar.n)
+        over = run.share(used, step)
+        bar.update(min(1000, round(1000 * over)) - bar.n)
         bar.set_postfix(step=step, text=f"{figures['text']:.2f}", refresh=False)
-        if used - saved >= _SAVE_EVERY_S or used >= budget:
+        if used - saved >= _SAVE_EVERY_S or over >= 1:
             saved = used
             row = {"step": step, "cpu_s": round(used)}
             row |= {name: round(float(np.mean(v[-50:])), 4) for name, v in recent.items()}
@@ -248,7 +259,7 @@ def train_photos(run: PhotoRun) -> dict[str, Any]:
     bar.close()
     vocabulary = vocabulary_of(samples)
     card: dict[str, Any] = {
-        "minutes": run.minutes,
+        "cpu_minutes": round(used / 60, 2),
         "steps": step,
         "batch": run.batch,
         "seed": run.seed,
@@ -309,6 +320,7 @@ def parser() -> argparse.ArgumentParser:
     add("--examples", type=Path, nargs="+", required=True, help="files written by training.load")
     add("--out", type=Path, required=True, help="checkpoint folder")
     add("--minutes", type=float, default=5, help="CPU minutes of this process (default 5)")
+    add("--steps", type=int, help="train so many steps instead: the same on every machine")
     add("--size", choices=sorted(SIZES), default="small", help="default small: 1.3 M parameters")
     add("--photo", type=int, nargs=2, default=(224, 224), metavar=("H", "W"), help="pixels, of 56")
     add("--channels", choices=["rgb", "detail"], default="rgb", help="detail: of a grey surface")
@@ -341,6 +353,7 @@ def main(words: Sequence[str] | None = None) -> None:
         examples=tuple(args.examples),
         out=args.out,
         minutes=args.minutes,
+        steps=args.steps,
         photo=PhotoInput(*args.photo, channels=args.channels),
         variation=variation,
         size=args.size,
