@@ -60,11 +60,22 @@ def defect_flags(
         return np.zeros(len(part.points), np.float32)
     matrix = part.tray_from_part
     own = part.points.astype(np.float64) @ matrix[:3, :3].T + matrix[:3, 3]
-    near = (points >= own.min(axis=0) - 1.0).all(axis=1) & (points <= own.max(axis=0) + 1.0).all(
-        axis=1
-    )
-    _, index = cKDTree(points[near]).query(own)
-    return np.asarray(defect[near][index], np.float32)
+    # Only points around the defect can be nearest to one of its points.
+    low, high = points[defect].min(axis=0), points[defect].max(axis=0)
+    near, asked = _within(points, low - 2.0, high + 2.0), _within(own, low - 1.0, high + 1.0)
+    flags = np.zeros(len(own), np.float32)
+    _, index = cKDTree(points.compress(near, axis=0)).query(own.compress(asked, axis=0))
+    flags[asked] = defect[near][index]
+    return flags
+
+
+def _within(
+    points: NDArray[np.floating], low: NDArray[np.floating], high: NDArray[np.floating]
+) -> Cells:
+    inside = np.ones(len(points), bool)
+    for axis in range(3):
+        inside &= (points[:, axis] >= low[axis]) & (points[:, axis] <= high[axis])
+    return inside
 
 
 @dataclass(frozen=True)

@@ -206,9 +206,9 @@ def fuse(scans: Sequence[Scan]) -> Cloud:
         )
     points, intensity = [], []
     for scan in scans:
-        valid = np.isfinite(scan.points[..., 2])
-        points.append(scan.points[valid])
-        intensity.append(scan.intensity[valid])
+        valid = np.isfinite(scan.points[..., 2]).ravel()
+        points.append(scan.points.reshape(-1, 3).compress(valid, axis=0))
+        intensity.append(scan.intensity.ravel().compress(valid))
     qualities = [scan.quality for scan in scans]
     reprojection = [q.reprojection_px for q in qualities if q.reprojection_px is not None]
 
