@@ -40,8 +40,21 @@ METHODS = {"lora": Method(2e-4, 5), "full": Method(1e-5, 3)}
 LAYOUTS = ("branches", "sequential")
 SETTINGS = "run.json"
 FREE = frozenset(
-    "out resume micro workers fsdp sharded_state no_checkpointing max_length "
-    "dry_run gpus gpu_gib dry_tokens dry_pictures".split()
+    [
+        "out",
+        "resume",
+        "micro",
+        "workers",
+        "fsdp",
+        "sharded_state",
+        "no_checkpointing",
+        "max_length",
+        "dry_run",
+        "gpus",
+        "gpu_gib",
+        "dry_tokens",
+        "dry_pictures",
+    ]
 )
 """Settings that a resumed run may change: none of them changes what is learned."""
 
@@ -88,7 +101,7 @@ def shared_config(args: argparse.Namespace) -> dict[str, Any]:
         "optim": "adamw_torch_fused" if torch.cuda.is_available() else "adamw_torch",
         "bf16": bf16,
         "use_cpu": not torch.cuda.is_available(),
-        "gradient_checkpointing": not args.no_checkpointing,
+        "activation_checkpointing": not args.no_checkpointing,
         "ddp_find_unused_parameters": False,  # every row has a picture: all weights are used
         "remove_unused_columns": False,
         "dataloader_num_workers": args.workers,

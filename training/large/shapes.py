@@ -12,6 +12,7 @@ tokenizer, to time a step on a machine that has no checkpoint.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
@@ -117,7 +118,8 @@ class Group:
 
 
 def plan(model: torch.nn.Module) -> list[Group]:
-    """What `sharding.fsdp_config` wraps: the blocks, and all the rest as the root."""
+    """What `sharding.fsdp_config` wraps: the blocks; accelerate divides the rest once more, into
+    embeddings with head and norm, which stay gathered, and the root."""
     sizes: dict[str, list[int]] = {name: [] for name in sharding.BLOCKS}
     for module in model.modules():
         name = type(module).__name__
@@ -128,7 +130,7 @@ def plan(model: torch.nn.Module) -> list[Group]:
         raise RunError("the sharding plan names classes the model lacks", got=", ".join(lost))
     groups = [Group(name, len(found), max(found)) for name, found in sizes.items()]
     wrapped = sum(sum(found) for found in sizes.values())
-    return [*groups, Group("root (embeddings, head, merger)", 1, _count(model) - wrapped)]
+    return [*groups, Group("rest (embeddings, head, merger)", 1, _count(model) - wrapped)]
 
 
 def _count(module: torch.nn.Module) -> int:
@@ -151,7 +153,8 @@ def memory(
 
     full: float32 weights, gradients and two moments, all sharded. lora: frozen bfloat16 weights,
     float32 adapters with theirs. Gathered in bfloat16: two shard groups of a sharded model (this
-    one and the next); the head of the fused loss as it is stored, with its gradient in full runs.
+    one and the next); the head of the fused loss as it is stored, and its gradient before it is
+    added up in full runs.
     Activations with checkpointing: the input of every layer, and the inside of one (16 widths and
     3 inner widths a token, bfloat16), the mask of the branches a byte a pair.
     """
@@ -167,7 +170,7 @@ def memory(
     sharded = gpus > 1
     head = text.vocab_size * text.hidden_size
     gathered = 2 * (groups[-1].parameters + 2 * groups[0].parameters) if sharded else 0
-    fused = (8 if method == "full" else 2) * head if sharded else (4 if method == "full" else 0)
+    copies = (8 if sharded else 4) if method == "full" else (2 if sharded else 0)
     tokens = load.micro * load.tokens
     patches = load.micro * load.picture_tokens * vision.spatial_merge_size**2
     kept = text.num_hidden_layers * tokens * text.hidden_size + vision.depth * patches * (
@@ -181,17 +184,21 @@ def memory(
         "weights": weights / gpus,
         "gradients": gradients / gpus,
         "optimizer": optimizer / gpus,
-        "gathered": float(gathered + fused),
+        "gathered": float(gathered + copies * head),
         "activations": float(2 * (kept + inside) + load.micro * load.tokens**2),
     }
 
 
-def check_shapes(model: Any, config: Any, load: Load) -> dict[str, list[int]]:
-    """Run both towers on the meta device; the shapes that came out.
+def check_shapes(config: Any, load: Load) -> dict[str, list[int]]:
+    """Run both towers on the meta device, cut to two layers of the same; the shapes that came out.
 
     The two meet in a look-up of picture tokens that needs values, which meta tensors lack: so the
     towers run one after the other, and their widths are compared.
     """
+    cut = copy.deepcopy(config)
+    cut.text_config.num_hidden_layers, cut.text_config.layer_types = 2, ["full_attention"] * 2
+    cut.vision_config.depth, cut.vision_config.fullatt_block_indexes = 2, [1]
+    model: Any = meta_model(cut)
     vision, text = config.vision_config, config.text_config
     merge = vision.spatial_merge_size
     rows = max(1, int(load.picture_tokens**0.5))
@@ -232,7 +239,7 @@ def dry_run(args: argparse.Namespace) -> dict[str, Any]:
     model: Any = meta_model(config)
     total = _count(model)
     load = Load(args.micro, args.dry_tokens, args.dry_pictures)
-    shapes = check_shapes(model, config, load)
+    shapes = check_shapes(config, load)
     groups = plan(model)
     if args.method == "lora":
         model = get_peft_model(model, checkpoint.lora_config(args.rank, args.alpha, 0.0))
