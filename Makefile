@@ -51,7 +51,7 @@ $(TEST)/torch: pyproject.toml
 	@touch $@
 
 $(TEST)/installed: $(TEST)/torch
-	$(TEST)/bin/python $(PIP_INSTALL) -e '.[demo,export,training,dev]'
+	$(TEST)/bin/python $(PIP_INSTALL) -e '.[demo,export,training,cluster,dev]'
 	@touch $@
 
 define new_environment

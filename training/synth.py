@@ -1,138 +1,211 @@
-"""Synthetic training pools: catalogue parts -> scanner surrogate -> the station's own pictures.
+r"""Synthetic training pools: catalogue parts -> simulated scan -> the station's own pictures.
 
-    python -m training.synth sheet       --out .work/data --count 30000 --jobs 2
     python -m training.synth surface     --out .work/data --count 15000 --jobs 2
-    python -m training.synth sheet-val   --out .work/data --count 500 --seed 900000
+    python -m training.synth sheet       --out .work/data --count 30000 --jobs 2
+    python -m training.synth surface-val --out .work/data --count 500
+    python -m training.synth surface     --out .work/data --count 5000 --path decoded
+    python -m training.synth surface     --out /shared/data --count 200000 \
+        --backend ray --ray-address auto                  # on every core of a cluster
+    python -m training.synth look  .work/data/surface     # table, look.png, contact.png
+    python -m training.synth check .work/data/surface     # is every shard whole and as asked?
 
-Resumable: shards that exist are kept, every shard has its own seed. `--contact-sheet FILE.png`
-draws a page of samples to look at. Evaluation never uses this path (see `training.cases`).
+sheet: several parts with marks, to be read. surface: one part, clean or with a defect made on its
+mesh. `--path surrogate` is a fast stand-in for the scanner; `decoded` projects patterns, takes
+camera images and decodes them, as a station does. What is randomised, and how much, is listed in
+`training.data.variation`; `--clean` switches it off.
+
+A pool is a folder of shards and `pool.json`, which says how it was made and what it counts. The
+same settings give the same bytes, on any backend, with any number of workers. Interrupted or killed
+at any time, it leaves whole shards only; the same command makes what is missing. A shard that fails
+is named with its seed, the others go on, and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import json
 import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
-import cv2
-import numpy as np
-from tqdm import tqdm
+from forge_station.contract.error import StationError
+from training.data import contact, engine, pool, shards
+from training.data.pool import Recipe, Shares
+from training.data.variation import CLEAN, USUAL
 
-from forge_station.contract import tasks
-from forge_station.contract.catalogue import CATALOGUE
-from forge_station.contract.views import NANO_LAYOUT
-from training.data.sheet_samples import make_sheet, plan_batch, plan_inventory, plan_kit
-from training.data.surface_samples import make_surface, surface_part
-from training.nano.pools import write_shard
-
-SHARD = 250
-_INDEX = {model.id: i for i, model in enumerate(CATALOGUE)}
-
-
-def write_sheets(folder: Path, number: int, seed: int, samples: int = SHARD) -> None:
-    """One shard of marks sheets; the same seed and number give the same bytes."""
-    rng = np.random.default_rng([seed, number])
-    height, width = NANO_LAYOUT.sheet_size
-    images = np.zeros((samples, height, width, 3), np.uint8)
-    part = np.full((samples, NANO_LAYOUT.columns), -1, np.int16)
-    size = np.zeros((samples, NANO_LAYOUT.columns, 3), np.float32)
-    count, scale = np.zeros(samples, np.int8), np.zeros(samples, np.float32)
-    done = 0
-    while done < samples:
-        draw = rng.random()
-        plan = (
-            plan_batch(rng) if draw < 0.3 else plan_kit(rng) if draw < 0.6 else plan_inventory(rng)
-        )
-        try:
-            drawn, sizes = make_sheet(plan, rng)
-        except ValueError:
-            continue
-        n = len(plan.parts)
-        images[done], scale[done], count[done] = drawn.image, drawn.mm_per_px, n
-        part[done, :n] = [_INDEX[model.id] for model in plan.parts]
-        size[done, :n] = sizes
-        done += 1
-    meta: dict[str, np.ndarray] = {"count": count, "part": part, "size": size, "mm_per_px": scale}
-    write_shard(folder, number, images, meta)
+POOLS = ("sheet", "surface", "sheet-val", "surface-val")
+VALIDATION_SEED = 900000
+# Large arrays come and go in every sample: kept by the process, not returned to the kernel, they
+# cost no page faults.
+_MALLOC = ":".join(
+    f"glibc.malloc.{name}={value}"
+    for name, value in (("mmap_max", 0), ("trim_threshold", 10**9), ("top_pad", 2**26))
+)
 
 
-def write_surfaces(folder: Path, number: int, seed: int, samples: int = SHARD) -> None:
-    """One shard of surface pictures; the same seed and number give the same bytes."""
-    rng = np.random.default_rng([seed, number, 7])
-    images = np.zeros((samples, *NANO_LAYOUT.surface_size, 4), np.uint8)
-    meta: dict[str, np.ndarray] = {
-        "part": np.zeros(samples, np.int16),
-        "size": np.zeros((samples, 3), np.float32),
-        "defect": np.zeros(samples, np.uint8),
-        "grid": np.zeros((samples, 3, 16, 16), bool),
-        "score": np.zeros(samples, np.int8),
-        "pixel_mm": np.zeros(samples, np.float32),
-        "defect_mm": np.zeros(samples, np.float32),
-        "defect_scale": np.zeros(samples, np.float32),
-    }
-    for done in range(samples):
-        # The class is drawn before the retries, so that classes hard to see are not thinned out.
-        kind = 0 if rng.random() < 0.3 else int(rng.integers(1, len(tasks.SURFACE_CLASSES)))
-        sample = None
-        while sample is None:
-            model = surface_part(rng)
-            try:
-                sample = make_surface(model, tasks.SURFACE_CLASSES[kind], rng)
-            except ValueError:
-                continue
-        images[done] = sample.image
-        meta["part"][done], meta["defect"][done] = _INDEX[model.id], kind
-        meta["size"][done], meta["grid"][done] = sample.size, sample.grid
-        meta["score"][done], meta["pixel_mm"][done] = sample.score, sample.pixel_mm
-        meta["defect_mm"][done], meta["defect_scale"][done] = sample.defect.mm, sample.defect.scale
-    write_shard(folder, number, images, meta)
+def backend(args: argparse.Namespace) -> engine.Backend:
+    """The backend that the command line asks for."""
+    if args.backend == "serial":
+        return engine.serial
+    if args.backend == "ray":
+        return partial(engine.on_ray, workers=args.jobs, address=args.ray_address)
+    return partial(engine.processes, workers=args.jobs)
 
 
-def _work(job: tuple[str, Path, int, int]) -> int:
-    name, folder, number, seed = job
-    cv2.setNumThreads(1)
-    if name.startswith("sheet"):
-        write_sheets(folder, number, seed)
-    else:
-        write_surfaces(folder, number, seed)
-    return number
-
-
-def contact_sheet(folder: Path, path: Path, count: int = 24) -> None:
-    """A page of the first samples, shade channel."""
-    images = np.load(next(iter(sorted(folder.glob("*.images.npy")))), mmap_mode="r")[:count]
-    rows = [np.concatenate(list(images[i : i + 4, ..., 0]), 1) for i in range(0, len(images), 4)]
-    cv2.imwrite(str(path), np.concatenate(rows, 0))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def recipe_of(args: argparse.Namespace) -> Recipe:
+    seed = args.seed
+    if seed is None:
+        seed = VALIDATION_SEED if args.command.endswith("-val") else 0
+    return Recipe(
+        task=args.command.removesuffix("-val"),
+        path=args.path,
+        seed=seed,
+        shard=args.shard,
+        shares=Shares(**{f.name: getattr(args, f"{f.name}_share") for f in fields(Shares)}),
+        vary=CLEAN if args.clean else USUAL,
     )
-    parser.add_argument("pool", choices=["sheet", "surface", "sheet-val", "surface-val"])
+
+
+def fill(
+    recipe: Recipe, folder: Path, count: int, by: engine.Backend, *, adopt: bool = False
+) -> dict[str, object]:
+    """Make the shards that a pool of `count` samples lacks; returns what it did."""
+    began = time.monotonic()
+    pool.refuse_other(folder, recipe, adopt=adopt)
+    wanted = range(-(-count // recipe.shard))
+    there = set(shards.numbers(folder))
+    missing = [number for number in wanted if number not in there]
+    # Every row besides its picture is below 1.5 kB.
+    engine.refuse_small_disk(folder, len(missing) * recipe.shard * (recipe.image_bytes + 1500))
+    shards.without_partials(folder)
+    pool.write(folder, recipe, {})
+    failed: list[engine.Done] = []
+    try:
+        failed = engine.run(
+            partial(pool.make, recipe, folder),
+            missing,
+            by,
+            samples=recipe.shard,
+            made=len(wanted) - len(missing),
+            seed_of=lambda number: str(recipe.seeds(number)),
+            name=folder.name,
+        )
+    finally:
+        described = pool.write(folder, recipe, {done.number: done.error for done in failed})
+    seconds = time.monotonic() - began
+    made = (len(missing) - len(failed)) * recipe.shard
+    return {
+        "pool": str(folder),
+        "samples": described["counts"]["samples"],
+        "made": made,
+        "failed": [done.number for done in failed],
+        "seconds": round(seconds, 1),
+        "samples_per_s": round(made / max(seconds, 1e-9), 2),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        if args.command == "check":
+            return _check(args.pool)
+        if args.command == "look":
+            return _look(args.pool, args.out or args.pool)
+        os.environ.setdefault("GLIBC_TUNABLES", _MALLOC)  # read by the workers when they start
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        name = args.name or args.command + ("-decoded" if args.path == "decoded" else "")
+        folder = args.out / name
+        report = fill(recipe_of(args), folder, args.count, backend(args), adopt=args.adopt)
+        if args.contact_sheet and report["samples"]:
+            contact.write(contact.page(folder), args.contact_sheet)
+        print(json.dumps(report))
+        return 1 if report["failed"] else 0
+    except StationError as error:
+        print(f"synth: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nsynth: stopped; whole shards are kept, the same command goes on", file=sys.stderr)
+        return 130
+
+
+def _check(folder: Path) -> int:
+    found = pool.faults(folder)
+    for fault in found:
+        print(fault)
+    held = pool.read(folder)["counts"] if found else pool.counts(folder)
+    print(json.dumps({"pool": str(folder), "faults": len(found), "samples": held["samples"]}))
+    return 1 if found else 0
+
+
+def _look(folder: Path, out: Path) -> int:
+    described = pool.read(folder)
+    held = pool.counts(folder)
+    if not held["samples"]:
+        raise pool.PoolError("the pool has no whole shard yet", which=folder)
+    for line in _table(held):
+        print(line)
+    out.mkdir(parents=True, exist_ok=True)
+    pictures = {"look": out / "look.png", "contact": out / "contact.png"}
+    contact.write(contact.statistics(folder, held), pictures["look"])
+    contact.write(contact.page(folder), pictures["contact"])
+    files = {name: str(path) for name, path in pictures.items()}
+    print(json.dumps({"pool": str(folder), "seed": described["settings"]["seed"], **held, **files}))
+    return 0
+
+
+def _table(held: dict[str, object]) -> Iterator[str]:
+    for title, value in held.items():
+        if not isinstance(value, dict):
+            yield f"{title:24}{value:>8}"
+            continue
+        total = max(sum(value.values()), 1)
+        yield title
+        for name, count in value.items():
+            yield f"  {name:22}{count:>8}{count / total:>8.1%}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.synth",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in POOLS:
+        _add_pool(commands.add_parser(name, help=f"make or extend the pool {name}"))
+    check = commands.add_parser("check", help="verify every shard of a pool; exit code 1 on faults")
+    check.add_argument("pool", type=Path, help="folder of pool.json")
+    look = commands.add_parser("look", help="table and pictures of what a pool holds")
+    look.add_argument("pool", type=Path, help="folder of pool.json")
+    look.add_argument("--out", type=Path, help="folder for the pictures (default: the pool's)")
+    return parser
+
+
+def _add_pool(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("--out", type=Path, required=True, help="data folder (git-ignored)")
+    parser.add_argument("--name", help="the pool's folder in it (default: its kind and path)")
     parser.add_argument("--count", type=int, default=1000, help="samples in all")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 1))
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--path", choices=["surrogate", "decoded"], default="surrogate")
+    parser.add_argument("--seed", type=int, help=f"default 0; -val pools {VALIDATION_SEED}")
+    parser.add_argument("--shard", type=int, default=250, help="samples a shard")
+    parser.add_argument("--clean", action="store_true", help="no domain randomisation")
+    parser.add_argument("--adopt", action="store_true", help="take shards without a pool.json")
     parser.add_argument("--contact-sheet", type=Path, help="PNG page of samples to look at")
-    args = parser.parse_args()
-    folder = args.out / args.pool
-    wanted = range(-(-args.count // SHARD))
-    missing = [n for n in wanted if not (folder / f"{n:05d}.meta.npz").exists()]
-    jobs = [(args.pool, folder, number, args.seed) for number in missing]
-    context = multiprocessing.get_context("spawn")
-    with (
-        context.Pool(args.jobs) as pool,
-        tqdm(
-            total=len(wanted) * SHARD, initial=(len(wanted) - len(missing)) * SHARD, unit="sample"
-        ) as bar,
-    ):
-        for _ in pool.imap_unordered(_work, jobs):
-            bar.update(SHARD)
-    if args.contact_sheet:
-        contact_sheet(folder, args.contact_sheet)
+    where = parser.add_argument_group("where it runs")
+    where.add_argument("--backend", choices=["processes", "serial", "ray"], default="processes")
+    where.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 1))
+    where.add_argument(
+        "--ray-address", help="of a running cluster (auto, host:port); else --jobs local workers"
+    )
+    drawn = parser.add_argument_group("shares of what is drawn (training.data.pool.Shares)")
+    for f in fields(Shares):
+        drawn.add_argument(f"--{f.name}-share", type=float, default=f.default, metavar="0..1")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

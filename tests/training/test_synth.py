@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import replace
 
+import cv2
 import numpy as np
 import pytest
 
@@ -11,11 +14,13 @@ pytest.importorskip("numba", reason="training needs the extra training")
 pytest.importorskip("torch", reason="training needs the extra training")
 
 from forge_station.contract import tasks
-from forge_station.contract.catalogue import CATALOGUE, WORKPIECES, by_id
+from forge_station.contract.catalogue import WORKPIECES, by_id
 from forge_station.contract.views import NANO_LAYOUT
 from forge_station.geometry import sheet
+from forge_station.sim import surrogate
 from training import synth
-from training.data import sheet_samples, surface_samples
+from training.data import decoded, pool, sheet_samples, surface_samples
+from training.data.variation import CLEAN, SIMULATED, USUAL
 from training.nano.pools import SheetPool, SurfacePool
 
 CELL = NANO_LAYOUT.cell
@@ -99,16 +104,16 @@ def test_a_whole_part_has_a_full_score_and_no_cell():
     assert sample is not None
     assert sample.score == 10
     assert not sample.grid.any()
-    assert sample.image.shape == (*NANO_LAYOUT.surface_size, 3)
+    assert sample.image.shape == (*NANO_LAYOUT.surface_size, 4)
 
 
 @pytest.mark.parametrize("defect", tasks.DEFECT_CLASSES)
 def test_a_defect_has_cells_on_the_part_and_lowers_the_score(defect):
     found = [
-        surface_samples.make_surface(by_id("hex_nut M10"), defect, rng(9, n)) for n in range(3)
+        surface_samples.make_surface(by_id("hex_nut M10"), defect, rng(9, n)) for n in range(6)
     ]
     seen = [sample for sample in found if sample is not None]
-    assert seen, "three defects and none visible"
+    assert seen, "six defects and none visible"
     panel = NANO_LAYOUT.panel
     for sample in seen:
         assert sample.grid.sum() >= 2
@@ -174,28 +179,119 @@ def test_flags_stay_with_their_points_when_flying_points_are_dropped():
     assert np.array_equal(flags > 0, back[:, 0] > 12)
 
 
-def test_shards_are_written_whole_and_alike_for_the_same_seed(tmp_path):
+RECIPES = [
+    pool.Recipe("sheet", "surrogate", 11, 2),
+    pool.Recipe("sheet", "decoded", 11, 1),
+    pool.Recipe("surface", "surrogate", 11, 1),
+    pool.Recipe("surface", "decoded", 11, 1),
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.task} {recipe.path}")
+def test_a_shard_follows_from_recipe_and_number_and_training_reads_it(recipe, tmp_path):
     for folder in ("one", "two"):
-        synth.write_sheets(tmp_path / folder / "sheet", 3, 11, 2)
-        synth.write_surfaces(tmp_path / folder / "surface", 3, 11, 2)
-    for name in ("sheet", "surface"):
-        files = sorted(path.name for path in (tmp_path / "one" / name).iterdir())
-        assert files == ["00003.images.npy", "00003.meta.npz"]
-        images = [(tmp_path / f / name / files[0]).read_bytes() for f in ("one", "two")]
-        assert images[0] == images[1]
-    sheets = SheetPool.open(tmp_path / "one", "sheet")
-    surfaces = SurfacePool.open(tmp_path / "one", "surface")
-    assert len(sheets) == len(surfaces) == 2
-    assert sheets.batch(np.arange(2), rng(0)).images.any()
-    assert surfaces.batch(np.arange(2), rng(0)).images.any()
-    meta = sheets.shards.meta
-    assert all((meta["part"][i] >= 0).sum() == meta["count"][i] for i in range(2))
-    assert meta["part"].max() < len(CATALOGUE)
+        pool.make(recipe, tmp_path / folder / recipe.task, 3)
+    files = sorted(path.name for path in (tmp_path / "one" / recipe.task).iterdir())
+    assert files == ["00003.images.npy", "00003.meta.npz"]
+    for name in files:
+        first, second = ((tmp_path / f / recipe.task / name).read_bytes() for f in ("one", "two"))
+        assert first == second
+    if recipe.task == "sheet":
+        opened = SheetPool.open(tmp_path / "one", "sheet")
+        meta = opened.shards.meta
+        assert all((meta["part"][i] >= 0).sum() == meta["count"][i] for i in range(recipe.shard))
+        assert opened.batch(np.arange(recipe.shard), rng(0)).images.any()
+    else:
+        surfaces = SurfacePool.open(tmp_path / "one", "surface")
+        assert surfaces.batch(np.arange(recipe.shard), rng(0)).images.any()
 
 
-def test_a_contact_sheet_shows_the_first_samples(tmp_path):
-    images = np.full((9, 168, 336, 3), 90, np.uint8)
-    np.save(tmp_path / "00000.images.npy", images)
-    synth.contact_sheet(tmp_path, tmp_path / "page.png", 8)
-    page = synth.cv2.imread(str(tmp_path / "page.png"))
-    assert page.shape == (2 * 168, 4 * 336, 3)
+def filled(image: np.ndarray) -> np.ndarray:
+    """Share of each view that shows the part, [3]."""
+    panel = NANO_LAYOUT.panel
+    return np.array([(image[:, i * panel : (i + 1) * panel, 0] > 0).mean() for i in range(3)])
+
+
+@pytest.mark.parametrize("seed", [21, 22])
+def test_decoded_surfaces_have_the_statistics_of_the_surrogate(seed):
+    """The same seed makes the same damaged part, at the same place, in both."""
+    model = by_id("hex_bolt M8x30")  # one long axis: both frames are the same
+    fast = surface_samples.make_surface(model, "deformation", rng(seed), CLEAN)
+    true = decoded.decoded_surface(model, "deformation", rng(seed), CLEAN)
+    assert fast is not None and true is not None
+    assert fast.defect == true.defect
+    assert fast.size == pytest.approx(true.size, abs=1.5 * true.pixel_mm)
+    assert filled(fast.image) == pytest.approx(filled(true.image), abs=0.03)
+    both = (fast.grid & true.grid).sum() / (fast.grid | true.grid).sum()
+    assert both > 0.5
+    shown = (fast.image[..., 0] > 0) & (true.image[..., 0] > 0)
+    assert np.abs(fast.image[..., 0].astype(int) - true.image[..., 0])[shown].mean() < 12
+
+
+def test_decoded_sheets_show_the_same_parts_in_the_same_columns(kit):
+    _, fast = sheet_samples.make_sheet(kit, rng(23), CLEAN)
+    drawn, true = decoded.decoded_sheet(kit, rng(23), CLEAN)
+    assert fast == pytest.approx(true, abs=0.5)
+    for column in range(NANO_LAYOUT.columns):
+        field = drawn.image[NANO_LAYOUT.strip : CELL, column * CELL : (column + 1) * CELL]
+        assert bool(field.any()) == (column < 3)
+
+
+def test_randomised_scans_stay_around_what_was_measured():
+    measured = surrogate.Noise()
+    drawn = [USUAL.noise(rng(seed)) for seed in range(200)]
+    for name in ("depth", "grazing_keep", "flying", "edge_drop", "registration"):
+        values = [getattr(noise, name) for noise in drawn]
+        assert min(values) < getattr(measured, name) <= max(values), name
+        assert 0.0 <= min(values) <= max(values) < 1.0
+    light = [USUAL.lit(rng(seed)) for seed in range(200)]
+    usual = SIMULATED.surface
+    for name in ("albedo", "specular", "shininess"):
+        values = [getattr(item.surface, name) for item in light]
+        assert min(values) < getattr(usual, name) < max(values), name
+
+
+def test_clean_scans_vary_in_nothing():
+    assert len({str(CLEAN.noise(rng(seed))) for seed in range(9)}) == 1
+    assert CLEAN.noise(rng(0)) == replace(surrogate.Noise(), blind_radius=CLEAN.blind_radius)
+    assert CLEAN.lit(rng(1)).surface == SIMULATED.surface
+    mesh = sheet_samples.resting(by_id("hex_nut M10"), rng(2), CLEAN)
+    rigs = [sheet_samples.poses_for([mesh], rng(seed), CLEAN) for seed in range(20)]
+    assert {len(rig) for rig in rigs} == {4}
+    assert len({rig[0].range_mm for rig in rigs}) == 1
+    varied = [sheet_samples.poses_for([mesh], rng(seed)) for seed in range(60)]
+    assert {len(rig) for rig in varied} >= {3, 4}
+    assert len({rig[0].range_mm for rig in varied}) == 60
+
+
+def test_the_command_makes_a_pool_and_extends_it(tmp_path, capsys):
+    words = ["sheet", "--out", str(tmp_path), "--shard", "1", "--backend", "serial", "--clean"]
+    assert synth.main([*words, "--count", "1"]) == 0
+    page = tmp_path / "page.png"
+    assert synth.main([*words, "--count", "2", "--contact-sheet", str(page)]) == 0
+    reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(report["made"], report["samples"]) for report in reports] == [(1, 1), (1, 2)]
+    assert cv2.imread(str(page)).shape[1] == 2 * (2 * 6 * CELL + 10) + 10
+    described = pool.read(tmp_path / "sheet")
+    assert described["settings"]["vary"]["lost_pose_share"] == 0.0
+    assert described["counts"]["samples"] == 2
+    assert synth.main([*words[:-1], "--count", "3"]) == 2
+    assert "begun with other settings" in capsys.readouterr().err
+
+
+def test_a_shard_that_cannot_be_written_is_reported_and_the_rest_is_made(tmp_path, capsys):
+    (tmp_path / "sheet" / "00000.images.npy").mkdir(parents=True)
+    words = ["sheet", "--out", str(tmp_path), "--shard", "1", "--backend", "serial"]
+    assert synth.main([*words, "--count", "2", "--seed", "4"]) == 1
+    said = capsys.readouterr()
+    assert "shard 00000 (seed [4, 0]): IsADirectoryError" in said.err
+    assert json.loads(said.out)["failed"] == [0]
+    described = pool.read(tmp_path / "sheet")
+    assert described["counts"]["samples"] == 1
+    assert list(described["failed"]) == ["00000"]
+
+
+def test_validation_pools_have_a_seed_of_their_own():
+    for name, seed in (("sheet", 0), ("sheet-val", synth.VALIDATION_SEED)):
+        args = synth._parser().parse_args([name, "--out", "x"])
+        assert synth.recipe_of(args).seed == seed

@@ -24,19 +24,11 @@ from forge_station.contract.views import (
     VIEWS,
 )
 from forge_station.geometry import sheet
+from training.data.shards import write_shard as write_shard
 from training.nano import pack
 
 BLANK = "blank"
 _WORKPIECE_OF = np.array([WORKPIECES.index(model.workpiece) for model in CATALOGUE])
-
-
-def write_shard(folder: Path, number: int, images: np.ndarray, meta: dict[str, np.ndarray]) -> None:
-    """Write one shard; the meta file appears last and by rename."""
-    folder.mkdir(parents=True, exist_ok=True)
-    np.save(folder / f"{number:05d}.images.npy", images)
-    partial = folder / f"{number:05d}.partial.npz"
-    np.savez(partial, **meta)  # type: ignore[arg-type]
-    partial.replace(folder / f"{number:05d}.meta.npz")
 
 
 @dataclass(frozen=True)
