@@ -311,8 +311,9 @@ class Forward:
         whole = (batch, per_image * slots)
         for number, block in enumerate(visual.blocks):
             if number in self.full_attention:
-                turn = (c.view(1, 1, whole[1], -1) for c in (geometry.cos, geometry.sin))
-                h = self.vision_block(block, h.view(*whole, -1), *turn, visual.config.num_heads)
+                turn = [c.view(1, 1, whole[1], -1) for c in (geometry.cos, geometry.sin)]
+                one = h.view(*whole, -1)
+                h = self.vision_block(block, one, turn[0], turn[1], visual.config.num_heads)
                 h = h.view(batch * per_image, slots, -1)
             else:
                 h = self.vision_block(block, h, cos, sin, visual.config.num_heads)
