@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from forge_station import checks
+from forge_station import checks, pipeline
 from forge_station.contract import spec
 from forge_station.contract.manifest import PhotoInput
 from forge_station.contract.spec import Reading
@@ -69,7 +69,7 @@ def _surface(
             request=request,
         )
     result = checks.surface_result([read], product, inspector.thresholds)
-    outcome, reasons = combine(("surface",), [result])
+    outcome, reasons = combine(("surface",), [pipeline.gate_result(()), result])
     timings = watch.timings_ms()
     return replace(
         row,
@@ -96,7 +96,7 @@ def _places(inspector: Inspector, case: Case, row: Row, picture: Sheet, watch: S
     by_mark = {part.mark: Reading(part.part, part.probability) for part in there}
     judgement = spec.evaluate(product, by_mark)
     result = judgement.result("assembly", product.rules.min_reading_probability)
-    outcome, reasons = combine(("assembly",), [result])
+    outcome, reasons = combine(("assembly",), [pipeline.gate_result(()), result])
     read = {part.mark: part for part in readings}
     marks = tuple(
         replace(mark, read=read[mark.mark].part, probability=read[mark.mark].probability,
