@@ -79,25 +79,6 @@ class Label:
     adjudicates: bool = False
     more: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.defect is not None:
-            class_name(self.defect)
-        for part in (self.readings or {}).values():
-            part_name(part)
-        if self.label != "NG" and (self.defect or self.cells):
-            raise LoadError("a defect in a label that is not NG", which="defect", got=self.label)
-        if self.cells and not self.defect:
-            raise LoadError("cells without a class", which="defect", expected="its class")
-        for view, cells in (self.cells or {}).items():
-            if view not in VIEWS:
-                raise LoadError("unknown view", which="cells", expected=", ".join(VIEWS), got=view)
-            for row, column in cells:
-                if not (0 <= row < SIDE and 0 <= column < SIDE):
-                    raise LoadError(
-                        "cell outside the grid", which=f"cells.{view}",
-                        expected=f"0..{SIDE - 1}", got=(row, column),
-                    )  # fmt: skip
-
     @property
     def said(self) -> tuple[object, ...]:
         """What two people have to agree on: cells differ between any two hands."""
@@ -169,14 +150,35 @@ def read_labels(path: Path, classes: Sequence[str], problems: Problems) -> list[
 def parse_label(line: str) -> Label:
     """One line of a labels file."""
     try:
-        return record.read(Label, json.loads(line))
-    except LoadError:
-        raise
+        label = record.read(Label, json.loads(line))
     except ContractError as error:
         text = "; ".join(str(fault) for fault in error.faults) or str(error)
         raise LoadError("not a label", which="field", got=text, expected="see --help") from error
     except (ValueError, RecursionError) as error:
         raise LoadError("not a line of JSON", got=error) from error
+    _check(label)
+    return label
+
+
+def _check(label: Label) -> None:
+    """What the types of its fields do not say; LoadError names the field."""
+    if label.defect is not None:
+        class_name(label.defect)
+    for part in (label.readings or {}).values():
+        part_name(part)
+    if label.label != "NG" and (label.defect or label.cells):
+        raise LoadError("a defect in a label that is not NG", which="defect", got=label.label)
+    if label.cells and not label.defect:
+        raise LoadError("cells without a class", which="defect", expected="its class")
+    for view, cells in (label.cells or {}).items():
+        if view not in VIEWS:
+            raise LoadError("unknown view", which="cells", expected=", ".join(VIEWS), got=view)
+        for row, column in cells:
+            if not (0 <= row < SIDE and 0 <= column < SIDE):
+                raise LoadError(
+                    "cell outside the grid", which=f"cells.{view}",
+                    expected=f"0..{SIDE - 1}", got=(row, column),
+                )  # fmt: skip
 
 
 def settle(labels: Sequence[Label]) -> tuple[list[tuple[Label, float]], Counter[str]]:
