@@ -157,24 +157,18 @@ def scale_for(
     The box is width (x) x depth (y) x height (z).
     `margin` is the free share of the image at each border. Found by bisection to 0.1 %.
     """
-    unit = rig(1.0, poses, image_size)
+    devices = _devices(poses, image_size)
     x, y, z = (v.ravel() for v in np.meshgrid([-0.5, 0.5], [-0.5, 0.5], [0.0, 1.0]))
     corners = np.stack([x * width_mm, y * depth_mm, z * height_mm], axis=1)
 
     def sees(scale: float) -> bool:
-        for pose in unit:
-            assert pose.tray_from_camera is not None
-            for optics, from_tray in (
-                (pose.camera, _inverse(pose.tray_from_camera)),
-                (pose.projector, pose.projector_from_camera @ _inverse(pose.tray_from_camera)),
-            ):
-                points = corners / scale @ from_tray[:3, :3].T + from_tray[:3, 3]
-                if points[:, 2].min() < 0.3 * RANGE_MM:
-                    return False
-                size = np.array(optics.image_size)
-                uv = optics.project(points) / (size - 1)
-                if uv.min() < margin or uv.max() > 1 - margin:
-                    return False
+        for optics, rotation, shift in devices:
+            points = (corners / scale @ rotation + shift).reshape(-1, 3)
+            if points[:, 2].min() < 0.3 * RANGE_MM:
+                return False
+            uv = optics.project(points) / (np.array(optics.image_size) - 1)
+            if uv.min() < margin or uv.max() > 1 - margin:
+                return False
         return True
 
     low, high = 1e-3, 1.0
@@ -188,6 +182,27 @@ def scale_for(
         middle = math.sqrt(low * high)
         low, high = (low, middle) if sees(middle) else (middle, high)
     return high
+
+
+@lru_cache(maxsize=8)
+def _devices(poses: str, image_size: tuple[int, int]) -> tuple[tuple[Optics, Float, Float], ...]:
+    """Camera and projector of the rig of scale 1, each with the transforms of all its poses.
+
+    points [N, 3] of the tray @ [P, 3, 3] + [P, 1, 3] are [P, N, 3] in the device's frame.
+    """
+    unit = rig(1.0, poses, image_size)
+    cameras = [
+        _inverse(pose.tray_from_camera) for pose in unit if pose.tray_from_camera is not None
+    ]
+    projectors = [
+        pose.projector_from_camera @ camera for pose, camera in zip(unit, cameras, strict=True)
+    ]
+    found = []
+    for optics, matrices in ((unit[0].camera, cameras), (unit[0].projector, projectors)):
+        stacked = np.stack(matrices)
+        rotation = np.ascontiguousarray(stacked[:, :3, :3].transpose(0, 2, 1))
+        found.append((optics, rotation, stacked[:, None, :3, 3]))
+    return tuple(found)
 
 
 def simulate(
