@@ -10,15 +10,27 @@ from trl import SFTTrainer
 from training.large.checkpoint import FullResume
 
 
-class SequentialTrainer(FullResume, SFTTrainer):
-    """The answer as one text, every token of it the same weight: TRL as it is."""
+class TokenMean(FullResume, SFTTrainer):
+    """The loss is the mean over the supervised tokens of a whole step, however it is divided into
+    micro-batches and processes.
+
+    The class of Qwen2.5-VL says that its forward takes no token count, so the Trainer would average
+    the means of micro-batches; but TRL computes the loss outside of it, with the count.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.model_accepts_loss_kwargs = True
 
 
-class BranchTrainer(FullResume, SFTTrainer):
+class SequentialTrainer(TokenMean):
+    """The answer as one text, every token of it the same weight: TRL's own loss."""
+
+
+class BranchTrainer(TokenMean):
     """Packed branches (see `training.large.branches`) with the batches of `BranchCollator`.
 
-    The loss is the weighted mean over the supervised tokens of the whole step, whatever their
-    division into micro-batches and processes.
+    The mean is weighted by the weights of the tokens.
     """
 
     def compute_loss(
