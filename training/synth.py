@@ -186,25 +186,43 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_pool(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.add_argument("--out", type=Path, required=True, help="data folder (git-ignored)")
-    parser.add_argument("--name", help="the pool's folder in it (default: its kind and path)")
-    parser.add_argument("--count", type=int, default=1000, help="samples in all")
-    parser.add_argument("--path", choices=["surrogate", "decoded"], default="surrogate")
-    parser.add_argument("--seed", type=int, help=f"default 0; -val pools {VALIDATION_SEED}")
-    parser.add_argument("--shard", type=int, default=250, help="samples a shard")
-    parser.add_argument("--clean", action="store_true", help="no domain randomisation")
-    parser.add_argument("--adopt", action="store_true", help="take shards without a pool.json")
-    parser.add_argument("--contact-sheet", type=Path, help="PNG page of samples to look at")
-    where = parser.add_argument_group("where it runs")
-    where.add_argument("--backend", choices=["processes", "serial", "ray"], default="processes")
-    where.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 1))
-    where.add_argument(
-        "--ray-address", help="of a running cluster (auto, host:port); else --jobs local workers"
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="data folder (git-ignored)")
+    add("--name", help="the pool's folder in it (default: its kind, with -decoded where it is)")
+    add("--count", type=int, default=1000, help="samples in all (default %(default)s)")
+    add(
+        "--path",
+        choices=["surrogate", "decoded"],
+        default="surrogate",
+        help="surrogate: fast stand-in of the scanner; decoded: pattern images and decoder, about "
+        "five times slower (default %(default)s)",
     )
-    drawn = parser.add_argument_group("shares of what is drawn (training.data.pool.Shares)")
+    add("--seed", type=int, help=f"default 0, of -val pools {VALIDATION_SEED}")
+    add("--shard", type=int, default=250, help="samples a shard (default %(default)s)")
+    add("--clean", action="store_true", help="no domain randomisation")
+    add("--adopt", action="store_true", help="shards that lack a pool.json have these settings")
+    add("--contact-sheet", type=Path, metavar="PNG", help="page of samples to look at")
+    add = parser.add_argument_group("where it runs").add_argument
+    add(
+        "--backend",
+        choices=["processes", "serial", "ray"],
+        default="processes",
+        help="this machine's cores, this process, or Ray (extra cluster) (default %(default)s)",
+    )
+    jobs = max(1, (os.cpu_count() or 2) - 1)
+    add(
+        "--jobs",
+        type=int,
+        default=jobs,
+        help="processes or local Ray workers (default %(default)s)",
+    )
+    add(
+        "--ray-address", metavar="auto|HOST:PORT", help="a running cluster instead of local workers"
+    )
+    add = parser.add_argument_group("shares of what is drawn").add_argument
     for f in fields(Shares):
-        drawn.add_argument(f"--{f.name}-share", type=float, default=f.default, metavar="0..1")
+        meaning = f"{f.metadata['help']} (default %(default)s)"
+        add(f"--{f.name}-share", type=float, default=f.default, metavar="0..1", help=meaning)
 
 
 if __name__ == "__main__":

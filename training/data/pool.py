@@ -10,7 +10,7 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -43,21 +43,29 @@ class PoolError(ContractError):
     """A pool that is not what it was asked to be."""
 
 
+def _share(default: float, meaning: str) -> float:
+    """A field of `Shares`; its meaning is the command line's help."""
+    found: float = field(default=default, metadata={"help": meaning})
+    return found
+
+
 @dataclass(frozen=True)
 class Shares:
-    """How often what is drawn: a line is mostly good, a model must see enough that is not."""
+    """How often what is drawn: a line is mostly good, a model must see enough that is not.
 
-    batch: float = 0.3
-    """Of the sheets; the rest are kits and any parts of similar size (inventory)."""
-    kit: float = 0.3
-    correct: float = 0.5
-    """Of the batches: nothing odd among them."""
-    complete: float = 0.6
-    """Of the kits: nothing strange among them."""
-    clean: float = 0.3
-    """Of the surface pictures: no defect. The four classes share the rest evenly."""
-    promised: float = 0.8
-    """Of the surface pictures: a workpiece that the surface check is promised for."""
+    Of batches and kits that are not right, one part is another model number (60 %) or workpiece.
+    """
+
+    batch: float = _share(
+        0.3, "of the sheets; what is no batch or kit is any parts of similar size"
+    )
+    kit: float = _share(0.3, "of the sheets")
+    correct: float = _share(0.5, "of the batches: nothing odd among them")
+    complete: float = _share(0.6, "of the kits: nothing strange among them")
+    clean: float = _share(
+        0.3, "of the surface pictures: no defect; the classes share the rest evenly"
+    )
+    promised: float = _share(0.8, "of the surface pictures: workpieces the check is promised for")
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
