@@ -114,8 +114,16 @@ class _Table:
         )
 
     def taken(self, index: NDArray[np.int64]) -> _Table:
-        columns = (self.group, self.truth, self.odds, self.both, self.either, self.marked)
-        return _Table(self.classes, *(c[index] for c in columns), self.filled[index])
+        return _Table(
+            self.classes,
+            self.group[index],
+            self.truth[index],
+            self.odds[index],
+            self.both[index],
+            self.either[index],
+            self.marked[index],
+            self.filled[index],
+        )
 
     @property
     def best(self) -> NDArray[np.int64]:

@@ -251,7 +251,7 @@ def train_photos(run: PhotoRun) -> dict[str, Any]:
         bar.set_postfix(step=step, text=f"{figures['text']:.2f}", refresh=False)
         if used - saved >= _SAVE_EVERY_S or over >= 1:
             saved = used
-            row = {"step": step, "cpu_s": round(used)}
+            row: dict[str, float] = {"step": step, "cpu_s": round(used)}
             row |= {name: round(float(np.mean(v[-50:])), 4) for name, v in recent.items()}
             with (run.out / "curve.jsonl").open("a") as curve:
                 curve.write(json.dumps(row) + "\n")
@@ -354,7 +354,7 @@ def main(words: Sequence[str] | None = None) -> None:
         out=args.out,
         minutes=args.minutes,
         steps=args.steps,
-        photo=PhotoInput(*args.photo, channels=args.channels),
+        photo=PhotoInput(args.photo[0], args.photo[1], args.channels),
         variation=variation,
         size=args.size,
         batch=args.batch,
