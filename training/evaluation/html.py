@@ -132,6 +132,7 @@ def _matrix(blocks: Mapping[str, Any]) -> dict[str, Any]:
     for block in blocks.values():
         names += [k for k, v in block.items() if isinstance(v, dict) and k not in names]
     return {
+        "counted": all("cases" in block for block in blocks.values()),
         "columns": [LABELS.get(name, name.replace("_", " ")) for name in names],
         "rows": [
             {"name": name, "cases": block.get("cases"), "cells": [block.get(k) for k in names]}

@@ -36,8 +36,8 @@ def over_size(curves: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) -> s
     """Share found over size (logarithmic), one curve a class, with 95 % intervals."""
     sizes = [max(item["middle"], 1e-6) for bins in curves.values() for item in bins]
     low, high = math.log10(min(sizes)), math.log10(max(sizes))
-    if high - low < 0.2:
-        low, high = low - 0.1, high + 0.1
+    margin = max(0.1, 0.04 * (high - low))
+    low, high = low - margin, high + margin
 
     def at(size: float) -> float:
         return (math.log10(max(size, 1e-6)) - low) / (high - low)

@@ -114,7 +114,7 @@ def test_simulated_cases_give_a_row_a_table_and_one_json_object(
     assert all(f'id="row-{row["id"]}"' in page for row in rows)
     assert figures["surface"]["detail"]["confusion"]["truth"][0] == "normal"
     # A second run answers nothing again, and gives the same figures.
-    monkeypatch.setattr(by_station, "run_case", None)
+    monkeypatch.setattr(by_station, "run_case", lambda *_, **__: pytest.fail("asked again"))
     assert evaluate.main() == 0
     again = capsys.readouterr()
     assert "3 rows of the same run were kept" in again.err
