@@ -75,7 +75,7 @@ LINES: Mapping[str, Line] = {
             "^[0-9]+_(?P<A>[01])(?P<B>[01])(?P<C>[01])(?P<D>[01])$",
         ),
         folds=5,
-        photo=PhotoInput(112, 112),
+        photo=PhotoInput(112, 112, "where"),
         variation=Variation(tilt_degrees=5, zoom=0.1, shift=0.06, places=(2, 2)),
         batch=32,
     ),

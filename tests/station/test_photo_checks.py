@@ -133,6 +133,14 @@ def test_detail_shows_a_thin_dark_line_and_forgets_the_light():
     assert abs(flat[0] - flat[1]) < 10, "the second channel does not know how bright a place is"
 
 
+def test_where_shows_grey_and_how_far_right_and_down_a_pixel_is():
+    rgb = np.full((56, 112, 3), 77, np.uint8)
+    drawn = photo.with_channels(rgb, PhotoInput(56, 112, "where"))
+    assert (drawn[..., 0] == 77).all()
+    assert drawn[[0, 0, -1, -1], [0, -1, 0, -1], 1].tolist() == [0, 255, 0, 255]
+    assert drawn[[0, 0, -1, -1], [0, -1, 0, -1], 2].tolist() == [0, 0, 255, 255]
+
+
 def test_an_image_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "p.png").write_bytes(b"no image")
     with pytest.raises(InputError, match=r"p\.png"):

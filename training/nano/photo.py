@@ -26,6 +26,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from forge_station.contract import tasks
 from forge_station.contract.manifest import PhotoInput, Vocabulary
+from forge_station.contract.views import MARKS
 from training.nano import model as nano
 from training.nano import pack
 from training.nano.photo_samples import (
@@ -47,6 +48,7 @@ SIZES: dict[str, dict[str, int]] = {
 }
 """Sizes of the model, as `build_model` takes them. `small` has 1.3 M parameters and trains about
 five times as fast; a line has too few photos for more."""
+CHANNELS = ("rgb", "detail", "where")
 SQUARE = PhotoInput(224, 224)
 ANY_WAY = Variation()
 
@@ -104,6 +106,7 @@ class PhotoHeads(nn.Module):
         self.cells = nn.Linear(width, 4 * len(self.classes))
         self.whole = nn.Linear(2 * width, len(self.classes))
         self.place = nn.Linear(2 * width, max(1, len(self.parts)))
+        self.mark = nn.Linear(width, len(MARKS))
 
     def loss(
         self,
@@ -118,22 +121,36 @@ class PhotoHeads(nn.Module):
         if graded:
             names = [self.classes.index(samples[i].defect or "") for i in graded]
             target = torch.tensor(names)
-            losses.append(F.cross_entropy(self.whole(_pooled(tokens[graded])), target))
+            losses.append(
+                F.cross_entropy(self.whole(_pooled(tokens[graded].flatten(1, 2))), target)
+            )
         gridded = [i for i, sample in enumerate(samples) if sample.cells is not None]
         if gridded:
             losses.append(self._cells_loss(tokens[gridded], [samples[i] for i in gridded]))
         placed = [i for i, sample in enumerate(samples) if sample.places]
         if placed and places is not None:
-            for number, mark in enumerate(samples[placed[0]].places):
-                row, column = divmod(number, places[1])
-                area = tokens[placed][
-                    :,
-                    self.rows * row // places[0] : self.rows * (row + 1) // places[0],
-                    self.columns * column // places[1] : self.columns * (column + 1) // places[1],
-                ]
-                names = [self.parts.index(samples[i].places[mark]) for i in placed]
-                target = torch.tensor(names)
-                losses.append(F.cross_entropy(self.place(_pooled(area)), target) / len(names))
+            losses.append(self._places_loss(tokens[placed], [samples[i] for i in placed], places))
+        return torch.stack(losses).sum()
+
+    def _places_loss(
+        self, tokens: torch.Tensor, samples: Sequence[PhotoSample], layout: tuple[int, int]
+    ) -> torch.Tensor:
+        """What stands at every place, and of every token at which place it lies.
+
+        Without the second the text is long in finding out where a mark is.
+        """
+        rows, columns = layout
+        row = torch.arange(self.rows) * rows // self.rows
+        column = torch.arange(self.columns) * columns // self.columns
+        where = row[:, None] * columns + column
+        at = self.mark(tokens).flatten(0, 2)
+        losses = [F.cross_entropy(at, where.expand(tokens.shape[:3]).flatten())]
+        marks = list(samples[0].places)
+        for number, mark in enumerate(marks):
+            inside = (where == number).flatten()
+            area = tokens.flatten(1, 2)[:, inside]
+            target = torch.tensor([self.parts.index(sample.places[mark]) for sample in samples])
+            losses.append(F.cross_entropy(self.place(_pooled(area)), target) / len(marks))
         return torch.stack(losses).sum()
 
     def _cells_loss(self, tokens: torch.Tensor, samples: Sequence[PhotoSample]) -> torch.Tensor:
@@ -150,9 +167,8 @@ class PhotoHeads(nn.Module):
 
 
 def _pooled(tokens: torch.Tensor) -> torch.Tensor:
-    """[B, rows, columns, W] -> mean and maximum, [B, 2 W]."""
-    flat = tokens.flatten(1, 2)
-    return torch.cat([flat.mean(1), flat.amax(1)], -1)
+    """[B, T, W] -> mean and maximum, [B, 2 W]."""
+    return torch.cat([tokens.mean(1), tokens.amax(1)], -1)
 
 
 @dataclass(kw_only=True)
@@ -323,7 +339,7 @@ def parser() -> argparse.ArgumentParser:
     add("--steps", type=int, help="train so many steps instead: the same on every machine")
     add("--size", choices=sorted(SIZES), default="small", help="default small: 1.3 M parameters")
     add("--photo", type=int, nargs=2, default=(224, 224), metavar=("H", "W"), help="pixels, of 56")
-    add("--channels", choices=["rgb", "detail"], default="rgb", help="detail: of a grey surface")
+    add("--channels", choices=CHANNELS, default="rgb", help="see training/PHOTOS.md")
     add("--places", type=int, nargs=2, metavar=("ROWS", "COLUMNS"), help="how the marks stand")
     add("--no-flips", action="store_true", help="left and right or up and down differ here")
     add("--turns", action="store_true", help="quarter turns change nothing here")

@@ -76,12 +76,12 @@ class PhotoInput:
     """The picture that a model trained on photos takes: size in pixels and what its channels are.
 
     `rgb`: the colours. `detail`: of a grey surface the grey value, the local contrast and the fine
-    detail (`geometry.photo`).
+    detail. `where`: grey, and how far right and how far down a pixel is (`geometry.photo`).
     """
 
     height: int
     width: int
-    channels: Literal["rgb", "detail"] = "rgb"
+    channels: Literal["rgb", "detail", "where"] = "rgb"
 
     def __post_init__(self) -> None:
         record.check(self)

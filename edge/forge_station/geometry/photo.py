@@ -51,6 +51,9 @@ def with_channels(rgb: ByteImage, wanted: PhotoInput) -> ByteImage:
     if wanted.channels == "rgb":
         return rgb
     grey = cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY)
+    if wanted.channels == "where":
+        down, right = np.meshgrid(_ramp(grey.shape[0]), _ramp(grey.shape[1]), indexing="ij")
+        return np.stack([grey, right, down], -1).astype(np.uint8)
     values = grey.astype(np.float32)
     wide = max(1.0, wanted.height * _WIDE)
     around = cv2.GaussianBlur(values, (0, 0), wide)
@@ -61,4 +64,9 @@ def with_channels(rgb: ByteImage, wanted: PhotoInput) -> ByteImage:
     dark = cv2.morphologyEx(grey, cv2.MORPH_BLACKHAT, kernel).astype(np.float32)
     detail = 3 * dark
     channels = np.stack([values, contrast, detail], -1)
-    return np.clip(channels, 0, 255).astype(np.uint8)
+    return np.asarray(np.clip(channels, 0, 255), np.uint8)
+
+
+def _ramp(length: int) -> NDArray[np.uint8]:
+    """0 to 255 over `length` pixels."""
+    return np.asarray(np.linspace(0, 255, length), np.uint8)
