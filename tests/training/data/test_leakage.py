@@ -93,7 +93,7 @@ def test_blocks_find_what_all_at_once_finds(monkeypatch):
     monkeypatch.setattr(leakage, "_BLOCK", 6)
     assert leakage.alike(prints) == whole == [(7, 40)]
     (leak,) = leakage.leaks(prints)
-    assert (leak.first, leak.second, leak.bits) == ("7", "40", 3)
+    assert (leak.first, leak.second, leak.bits) == ("7", "40", 12)
 
 
 def test_a_loader_refuses_joins_or_reports_twins(tmp_path, run: Run):

@@ -29,6 +29,7 @@ from training.data.loaders.sample import (
     Problems,
     Sample,
     class_name,
+    part_name,
     pictures_in,
     sample_id,
     word,
@@ -123,6 +124,7 @@ def load(
         for path in pictures_in(folder, suffixes)
         if not (beside and path.name.endswith(mask_suffix))
     ]
+    part = part_name(part)
     names = classes or class_names(sorted({path.parent.name for path in paths}))
     groups = grouping.names([path.relative_to(folder).as_posix() for path in paths])
     vanished = Vanished()

@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def reading_of(args: argparse.Namespace) -> Reading:
     check = class_name if args.kind == "defects" else part_name
     classes = parse_classes(args.classes, check) if args.classes else None
-    return Reading(args.kind, word(args.part), args.coverage, args.unannotated, classes)
+    return Reading(args.kind, part_name(args.part), args.coverage, args.unannotated, classes)
 
 
 def loaded(

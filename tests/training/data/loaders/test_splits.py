@@ -75,7 +75,7 @@ def test_clean_examples_of_train_are_thinned_and_no_others():
     assert splits.thin_clean(samples, split, 0.9, 0) == samples
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abc")), min_size=1, max_size=40),
     st.sampled_from([(0.8, 0.1, 0.1), (1.0, 0.0, 0.0), (0.5, 0.0, 0.5)]),
