@@ -31,7 +31,9 @@ def model(compares: bool) -> FakeModel:
 def inspect(used: FakeModel, references):
     inspector = Inspector(used, permit=CHECKS_ALONE, references=references)
     job = Job("result-1", "serial-1", SINGLE, station="s1", line="l1")
-    return inspector.inspect_parts(job, [part_cloud(NUT, count=200_000)], ScanSummary(points=1000), ())
+    return inspector.inspect_parts(
+        job, [part_cloud(NUT, count=200_000)], ScanSummary(points=1000), ()
+    )
 
 
 @pytest.fixture(scope="module")

@@ -189,7 +189,7 @@ def _moved(
     angle = float(rng.uniform(-1, 1)) * variation.tilt_degrees
     scale = float(np.exp(rng.uniform(-1, 1) * variation.zoom))
     matrix = cv2.getRotationMatrix2D((width / 2, height / 2), angle, scale)
-    matrix[:, 2] += rng.uniform(-1, 1, 2) * variation.shift * (width, height)
+    matrix[:, 2] = matrix[:, 2] + rng.uniform(-1, 1, 2) * variation.shift * (width, height)
     moved = cv2.warpAffine(
         np.ascontiguousarray(image), matrix, (width, height), borderMode=cv2.BORDER_REPLICATE
     )
@@ -197,7 +197,7 @@ def _moved(
         return np.asarray(moved, np.uint8), cells
     mask = cv2.resize(cells.astype(np.float32), (width, height), interpolation=cv2.INTER_NEAREST)
     mask = cv2.warpAffine(mask, matrix, (width, height))
-    found = grid.from_mask(np.clip(mask, 0, 1), threshold=0.5).cells
+    found = grid.from_mask(np.asarray(mask.clip(0, 1), np.float32), threshold=0.5).cells
     return np.asarray(moved, np.uint8), found if found.any() else cells
 
 

@@ -12,10 +12,11 @@ multiples of the vision token side (patch 14 x merge 2 = 28 px).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 VISION_TOKEN_PX = 28
 VIEWS: tuple[str, str, str] = ("front", "side", "top")
-PHOTO = "photo"
+PHOTO: Literal["photo"] = "photo"
 """View name of a grid on a photo: 16 x 16 cells over the whole photo, whatever its aspect."""
 MARKS = "ABCDEF"
 CHANNELS: tuple[str, str, str] = ("shade", "relief", "height")

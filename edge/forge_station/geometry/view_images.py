@@ -31,8 +31,8 @@ def read_image(path: Path) -> ByteImage:
     image = decode_image(path)
     if image.ndim == 3:
         code = cv2.COLOR_BGRA2GRAY if image.shape[2] == 4 else cv2.COLOR_BGR2GRAY
-        image = cv2.cvtColor(image, code)
-    return np.asarray(image, np.uint8)
+        return np.asarray(cv2.cvtColor(image, code), np.uint8)
+    return image
 
 
 def decode_image(path: Path) -> NDArray[np.uint8]:
