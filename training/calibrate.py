@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from forge_station.contract import record
 from forge_station.contract.certificate import CHANGES
@@ -52,6 +52,7 @@ def run_certify(args: argparse.Namespace) -> dict[str, Any]:
 
     manifest = verify_folder(args.bundle).manifest
     key = None if args.key is None else keys.read_private(args.key)
+    unit, sizes = _sizes(args.promised)
     settings = Settings(
         target=Target(args.escape, args.confidence, args.overkill, args.together),
         ledger=args.ledger or args.rows.with_name(_LEDGER),
@@ -59,7 +60,8 @@ def run_certify(args: argparse.Namespace) -> dict[str, Any]:
         fit_share=args.fit_share,
         least=args.least,
         repeats=args.repeats,
-        promised_mm=_sizes(args.promised),
+        promised=sizes,
+        promised_unit=unit,
         label_protocol=args.labels,
         kappa=args.kappa,
         days=args.days,
@@ -135,10 +137,10 @@ def table(done: Certified) -> str:
     return "\n".join(lines)
 
 
-def _sizes(path: Path | None) -> dict[str, float]:
-    """Class -> size in mm: a JSON object, or the file that `pod` wrote (its a90/95)."""
+def _sizes(path: Path | None) -> tuple[Literal["mm", "px"], dict[str, float]]:
+    """Unit, class -> size: a JSON object in mm, or the file that `pod` wrote (its a90/95)."""
     if path is None:
-        return {}
+        return "mm", {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         curves = data.get("curves", data)
@@ -147,14 +149,15 @@ def _sizes(path: Path | None) -> dict[str, float]:
             for name, one in curves.items()
             if name != _ALL_CLASSES
         }
+        pixels = "curves" in data and data.get("unit") == "px"
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CalibrationError(
             "promised sizes cannot be read",
             which=path,
-            expected='{"crack": 3.0, ...} in mm, or the pod.json of sizes in mm with every a90/95',
+            expected='{"crack": 3.0, ...} in mm, or the file of pod with every a90/95',
             got=repr(error),
         ) from error
-    return sizes
+    return ("px" if pixels else "mm"), sizes
 
 
 def run_sign(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Literal
 
 from forge_station.checks import SCORE_VERSION
 from forge_station.contract.certificate import CHANGES, Certificate, Change
@@ -33,7 +34,8 @@ class Settings:
     least: int = 5
     """Good and defective parts of each workpiece a check needs to be certified for it."""
     repeats: parts.Repeats = "refuse"
-    promised_mm: Mapping[str, float] = field(default_factory=dict)
+    promised: Mapping[str, float] = field(default_factory=dict)
+    promised_unit: Literal["mm", "px"] = "mm"
     label_protocol: str = ""
     kappa: float | None = None
     days: int = 180
@@ -72,7 +74,7 @@ def certify(
     else:
         fitted, found = parts.split(found, settings.fit_share)
     parts.refuse_shared(fitted, found)
-    found = parts.promised(found, settings.promised_mm)
+    found = parts.promised(found, settings.promised, settings.promised_unit)
     found = parts.common_families(found, settings.least)
     if not found.parts:
         raise CalibrationError(
@@ -107,7 +109,8 @@ def certify(
         valid_from=now.astimezone(timezone.utc).strftime(TIME),
         expires=(now.astimezone(timezone.utc) + timedelta(days=settings.days)).strftime(TIME),
         rules=limits.strictest_rules(found),
-        promised_mm=dict(settings.promised_mm),
+        promised=dict(settings.promised),
+        promised_unit=settings.promised_unit,
         kappa=settings.kappa,
         void_if=settings.void_if,
     )

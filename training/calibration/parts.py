@@ -53,6 +53,7 @@ class Part:
     rules: Mapping[str, float] = field(default_factory=dict)
     defect: str = ""
     size_mm: float | None = None
+    size_px: float | None = None
 
     def score(self, temperatures: Mapping[str, float]) -> float:
         """The part-level score; CERTAIN where a gate stopped the part before it had one."""
@@ -133,6 +134,7 @@ def _part(row: Row, provenance: str | None) -> Part:
         rules=dict(row.rules),
         defect=(row.defect_true or "") if row.task == "surface" else "",
         size_mm=row.defect_size_mm,
+        size_px=row.defect_size_px,
     )
 
 
@@ -217,13 +219,14 @@ def refuse_shared(fit: PartSet, claims: PartSet) -> None:
         )
 
 
-def promised(found: PartSet, sizes_mm: Mapping[str, float]) -> PartSet:
+def promised(found: PartSet, sizes: Mapping[str, float], unit: str = "mm") -> PartSet:
     """Without the surface defects that are smaller than the size promised for their class."""
 
     def counts(part: Part) -> bool:
-        if part.defect not in sizes_mm:
+        if part.defect not in sizes:
             return True
-        return part.size_mm is not None and part.size_mm >= sizes_mm[part.defect]
+        size = part.size_mm if unit == "mm" else part.size_px
+        return size is not None and size >= sizes[part.defect]
 
     return found.only(filter(counts, found.parts), "defect below the promised size")
 

@@ -106,8 +106,10 @@ class Certificate:
     expires: Time
     rules: Mapping[str, float] = field(default_factory=dict)
     """Limits that the products had, by name; a product must be at least as strict."""
-    promised_mm: Mapping[str, NotNegative] = field(default_factory=dict)
+    promised: Mapping[str, NotNegative] = field(default_factory=dict)
     """Defect class -> size from which the claim counts defects; empty: of every size."""
+    promised_unit: Literal["mm", "px"] = "mm"
+    """px: camera pixels on the part, so that the size grows with the part and its field."""
     kappa: float | None = None
     """Agreement of two blind labellers; None: not measured."""
     void_if: tuple[Change, ...] = CHANGES

@@ -76,9 +76,7 @@ class Comparison:
     turn: int
 
 
-def surface_picture(
-    points: NDArray[np.floating], layout: Layout, known: Reference | None
-) -> Sheet:
+def surface_picture(points: NDArray[np.floating], layout: Layout, known: Reference | None) -> Sheet:
     """The surface picture with the difference as its third channel; 0 where nothing is `known`."""
     picture, views = sheet.surface_picture(points, layout)
     image = picture.image.copy()

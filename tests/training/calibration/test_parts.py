@@ -114,6 +114,16 @@ def test_defects_below_the_promised_size_are_not_claimed():
     assert found.left_out == {"defect below the promised size": 2}
 
 
+def test_a_promise_in_camera_pixels_counts_pixels():
+    given = [
+        row(f"crack{size}", "surface", 1.0, True, defect_true="crack", defect_size_px=size)
+        for size in (4.0, 8.0)
+    ]
+    found = parts.promised(parts.gather(given, None), {"crack": 6.0}, "px")
+    assert {part.id for part in found.parts} == {"crack8.0"}
+    assert not parts.promised(parts.gather(given, None), {"crack": 6.0}).parts
+
+
 def test_a_workpiece_with_a_handful_of_parts_is_not_certified():
     given = rows(20, 20)
     given += rows(20, 4, seed=1, families=("pin",))
