@@ -187,6 +187,7 @@ def _manifest(
     files: Mapping[str, FileEntry],
 ) -> Manifest:
     text, vision = network.text, network.vision
+    figures = model_card.brief(release.evaluation)
     layout = LAYOUTS[release.layout or ("nano" if vision.geometry.window == 56 else "large")]
     tokens = {"vocab_size": text.vocab_size, "image_pad": network.image_token}
     tokens["tokenizer_size"] = codec.vocab_size
@@ -221,7 +222,7 @@ def _manifest(
             "panel_px": layout.panel,
         },
         thresholds={**card.get("thresholds", {}), **release.thresholds},
-        training={**card, **({"evaluation": release.evaluation} if release.evaluation else {})},
+        training={**card, **({"evaluation": figures} if figures else {})},
         created=release.created,
         line=line,
         surface_channels=_surface_channels(card),

@@ -52,7 +52,7 @@ def render(
     lines += ["", "## Training", ""]
     lines += _table(card) or ["No training card came with the checkpoint."]
     lines += ["", "## Evaluation", ""]
-    lines += _table(evaluation) or [
+    lines += _table(brief(evaluation)) or [
         "No evaluation figures came with this export. The figures of the checkpoint, if any, are "
         "under Training; figures of quantised weights must be measured on the bundle."
     ]
@@ -105,11 +105,18 @@ def _table(figures: Mapping[str, Any]) -> list[str]:
 _TOO_LONG = frozenset({"detail", "without_sizes"})
 
 
+def brief(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures without what only a report can show."""
+    return {
+        name: brief(value) if isinstance(value, Mapping) else value
+        for name, value in figures.items()
+        if name not in _TOO_LONG
+    }
+
+
 def _flat(figures: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
     for name, value in figures.items():
         path = f"{prefix}{name}"
-        if name in _TOO_LONG:
-            continue
         if isinstance(value, Mapping):
             yield from _flat(value, f"{path}.")
         elif isinstance(value, float):

@@ -207,7 +207,7 @@ def test_the_manifest_says_what_the_checkpoint_is(tmp_path, checkpoint):
         "0.1.0",
         7,
         line=tmp_path / "line.yaml",
-        evaluation={"letter": {"accuracy": 0.97}},
+        evaluation={"letter": {"accuracy": 0.97, "detail": {"curve": [0.5]}}},
         thresholds={"row": 0.42},
     )
     done: list[int] = []
@@ -224,7 +224,7 @@ def test_the_manifest_says_what_the_checkpoint_is(tmp_path, checkpoint):
         manifest.model["mrope_section"]
     ) == [8, 12, 12]
     assert manifest.thresholds == {"row": 0.42}
-    assert manifest.training["evaluation"]["letter"]["accuracy"] == 0.97
+    assert manifest.training["evaluation"]["letter"] == {"accuracy": 0.97}
     assert {"line.yaml", "MODEL_CARD.md"} <= set(manifest.files)
     card = (tmp_path / "b" / "MODEL_CARD.md").read_text()
     assert "| letter.accuracy | 0.97 |" in card

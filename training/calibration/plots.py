@@ -9,6 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from forge_station.checks import CERTAIN
@@ -142,6 +143,9 @@ def pod(
         jitter = np.random.default_rng(0).uniform(-0.02, 0.02, len(sizes))
         axes.scatter(sizes, hits + jitter, s=7, alpha=0.4, color=np.where(hits, GOOD, BAD))
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_ylim(-0.08, 1.08)
         axes.set_title(f"{name}: {one.hits} of {one.flaws} found", loc="left", fontsize=10)
         axes.set_xlabel(f"size, {unit}")
