@@ -25,15 +25,16 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from forge_station.contract import record
 from forge_station.contract.certificate import CHANGES
 from forge_station.errors import StationError
 from forge_station.vlm.bundle_files import verify_folder
 from training.calibration import keys, parts
-from training.calibration.error import CalibrationError
 from training.calibration.keys import write_whole
+from training.evaluation import promised
+from training.evaluation.promised import Promised
 from training.evaluation.rows import read_rows
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 _OUT = Path("out/calibration")
 _LEDGER = "looks.jsonl"
-_ALL_CLASSES = "all"
 _UNUSED = ("cells", "cells_true", "cells_part", "marks", "probes", "exchanges")
 
 
@@ -52,7 +52,7 @@ def run_certify(args: argparse.Namespace) -> dict[str, Any]:
 
     manifest = verify_folder(args.bundle).manifest
     key = None if args.key is None else keys.read_private(args.key)
-    unit, sizes = _sizes(args.promised)
+    sizes = Promised() if args.promised is None else promised.read(args.promised)
     settings = Settings(
         target=Target(args.escape, args.confidence, args.overkill, args.together),
         ledger=args.ledger or args.rows.with_name(_LEDGER),
@@ -60,8 +60,8 @@ def run_certify(args: argparse.Namespace) -> dict[str, Any]:
         fit_share=args.fit_share,
         least=args.least,
         repeats=args.repeats,
-        promised=sizes,
-        promised_unit=unit,
+        promised=sizes.sizes,
+        promised_unit=sizes.unit,
         label_protocol=args.labels,
         kappa=args.kappa,
         days=args.days,
@@ -135,29 +135,6 @@ def table(done: Certified) -> str:
     for why, count in sorted(done.found.left_out.items()):
         lines.append(f"left out: {count} ({why})")
     return "\n".join(lines)
-
-
-def _sizes(path: Path | None) -> tuple[Literal["mm", "px"], dict[str, float]]:
-    """Unit, class -> size: a JSON object in mm, or the file that `pod` wrote (its a90/95)."""
-    if path is None:
-        return "mm", {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        curves = data.get("curves", data)
-        sizes = {
-            name: float(one["a90_95"] if isinstance(one, dict) else one)
-            for name, one in curves.items()
-            if name != _ALL_CLASSES
-        }
-        pixels = "curves" in data and data.get("unit") == "px"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CalibrationError(
-            "promised sizes cannot be read",
-            which=path,
-            expected='{"crack": 3.0, ...} in mm, or the file of pod with every a90/95',
-            got=repr(error),
-        ) from error
-    return ("px" if pixels else "mm"), sizes
 
 
 def run_sign(args: argparse.Namespace) -> dict[str, Any]:

@@ -37,7 +37,16 @@ from forge_station.contract import tasks
 from forge_station.contract.error import StationError
 from forge_station.errors import InputError
 from training.calibration import outcomes
-from training.evaluation import by_endpoint, by_station, html, paired, published, report, scoring
+from training.evaluation import (
+    by_endpoint,
+    by_station,
+    html,
+    paired,
+    promised,
+    published,
+    report,
+    scoring,
+)
 from training.evaluation.by_endpoint import Asking, defects_of
 from training.evaluation.by_station import BUNDLE, CAD, WITHOUT, Settings
 from training.evaluation.case_files import SETTINGS, BadCase, Case, read_cases
@@ -171,6 +180,12 @@ def parser_of() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("out/evaluation.jsonl"), help="rows, one a case"
     )
     parser.add_argument("--figures", type=Path, help="also write the JSON of the last line here")
+    parser.add_argument(
+        "--promised",
+        type=Path,
+        metavar="JSON",
+        help="smallest promised defect per class: its figures apart (mm, or what pod wrote)",
+    )
     parser.add_argument("--html", type=Path, help="write a report to look at, one file")
     parser.add_argument("--limit", type=int, help="at most so many cases a task")
     parser.add_argument("--jobs", type=int, default=1, help="processes, or questions at a time")
@@ -270,6 +285,11 @@ def _shown(cases: Cases, done: Evaluated, other: Evaluated | None, args: argpars
         "cases": str(args.cases),
         **scoring.figures(done.rows, done.defect_fail, by_workpiece="workpiece" in args.by),
     }
+    if args.promised is not None:
+        covered = list(filter(promised.read(args.promised).covers, done.rows))
+        above = scoring.figures(covered, done.defect_fail).get("surface")
+        if above is not None:
+            figures["surface_promised"] = above
     if other is not None:
         limits = (done.defect_fail, other.defect_fail)
         figures["without_sizes"] = paired.compare(done.rows, other.rows, limits)
