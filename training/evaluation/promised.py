@@ -28,10 +28,11 @@ class Promised:
 
     def covers(self, row: Row) -> bool:
         """Sound parts, and defects of at least the promised size; a defect without size is not."""
-        if row.defect_true == tasks.NORMAL or row.defect_true not in self.sizes:
+        least = self.sizes.get(row.defect_true or tasks.NORMAL)
+        if least is None:
             return True
         size = row.defect_size_mm if self.unit == "mm" else row.defect_size_px
-        return size is not None and size >= self.sizes[row.defect_true]
+        return size is not None and size >= least
 
 
 def read(path: Path) -> Promised:
