@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,6 +35,8 @@ ByteImage = NDArray[np.uint8]
 INPUT_SCHEMA = "forge-station.input/1.0"
 VIEW_PX = 480
 """Longest side of a rendered view in pixels: several times what the model is given."""
+_FAST = 1
+"""PNG compression of files that are kept for later and not sent."""
 _NAMES = re.compile(rf"\b(?:{'|'.join(WORKPIECES)})\b")
 _MARGIN = 1.06
 # A view pixel of this many camera pixels is filled by one pose, by two, by more fused ones.
@@ -147,27 +148,18 @@ def inputs_of(inspection: Inspection, name: str) -> dict[str, bytes]:
     if inspection.marks_picture is not None and parts:
         sizes = {mark: part.size_mm for mark, part in parts.items() if part.size_mm}
         facts = tasks.sheet_facts(sizes, inspection.marks_picture.mm_per_px)
-        files[f"{name}.sheet.png"] = _exact(inspection.marks_picture.image)
+        files[f"{name}.sheet.png"] = picture.encode(inspection.marks_picture.image, _FAST)
         listed.append({"file": f"{name}.sheet.png", "facts": facts})
     for mark, seen in sorted(inspection.surface_pictures.items()):
         if mark in parts and (size := parts[mark].size_mm):
             file = f"{name}.surface-{mark}.png"
-            files[file] = _exact(seen.image)
+            files[file] = picture.encode(seen.image, _FAST)
             facts = tasks.surface_facts(parts[mark].part, size)
             listed.append({"file": file, "mark": mark, "facts": facts})
     if listed:
         result = {"schema": INPUT_SCHEMA, "result_id": inspection.verdict.result_id}
         files[f"{name}.input.json"] = _json(result | {"pictures": listed})
     return files
-
-
-def _exact(image: ByteImage) -> bytes:
-    """PNG bytes, written fast: these files are kept for later, not sent."""
-    swap = cv2.COLOR_RGB2BGR if image.shape[2] == 3 else cv2.COLOR_RGBA2BGRA
-    done, data = cv2.imencode(".png", cv2.cvtColor(image, swap), [cv2.IMWRITE_PNG_COMPRESSION, 1])
-    if not done:
-        raise ValueError(f"PNG encoding failed for an image of shape {image.shape}")
-    return data.tobytes()
 
 
 def _json(data: object) -> bytes:

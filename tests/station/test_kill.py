@@ -30,6 +30,7 @@ def station_file(repository: Path, tmp_path: Path) -> Path:
         "broker": "external",
         "outbox": str(tmp_path / "outbox.sqlite"),
         "evidence": str(tmp_path / "parts"),
+        "trusted_keys": [str(demo / "certificate_key.pem")],
     }
     content["scanner"] |= {"image_size": [320, 240], "poses": "front_side", "exposures": [1.0]}
     content["runtime"] = {"threads": 1}

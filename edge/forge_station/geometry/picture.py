@@ -97,9 +97,11 @@ def draw(title: Title, reasons: Sequence[str], marks: Sequence[MarkPicture]) -> 
     return image
 
 
-def encode(image: ByteImage) -> bytes:
-    """PNG bytes of an RGB picture."""
-    done, data = cv2.imencode(".png", cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
+def encode(image: ByteImage, compression: int = 3) -> bytes:
+    """PNG bytes of an RGB or RGBA picture; `compression` 0 to 9, 1 is fast."""
+    swap = cv2.COLOR_RGB2BGR if image.shape[2] == 3 else cv2.COLOR_RGBA2BGRA
+    settings = [cv2.IMWRITE_PNG_COMPRESSION, compression]
+    done, data = cv2.imencode(".png", cv2.cvtColor(image, swap), settings)
     if not done:
         raise ValueError(f"PNG encoding failed for an image of shape {image.shape}")
     return data.tobytes()

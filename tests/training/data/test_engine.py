@@ -61,9 +61,12 @@ def two_nodes() -> Iterator[str]:
     node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "node_ip_address": "127.0.0.1"}
     # Not in tmp_path: Ray's sockets have room for short paths only.
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        os.environ["RAY_TMPDIR"] = folder
+        own = Path(folder) / "ray"
+        own.mkdir()
         cluster = Cluster(
             initialize_head=True,
-            head_node_args={**node, "include_dashboard": False, "temp_dir": folder},
+            head_node_args={**node, "include_dashboard": False, "temp_dir": str(own)},
         )
         cluster.add_node(**node)
         yield cluster.address
