@@ -89,15 +89,21 @@ def cell_dice(
     weight = np.ones(truth.shape) if major is None else np.where(major, MAJOR_WEIGHT, 1.0)
     hits = (weight * (predicted & truth)).sum(-1)
     missed = (weight * (truth & ~predicted)).sum(-1)
-    false = (predicted & ~truth).sum(-1)
+    return counted_dice(hits, missed, (predicted & ~truth).sum(-1), recipe)
+
+
+def counted_dice(
+    hits: NDArray[Any], missed: NDArray[Any], false: NDArray[Any], recipe: Recipe = PUBLISHED
+) -> NDArray[np.float64]:
+    """`cell_dice` from weighted hits and misses and the number of false cells, elementwise."""
     square = recipe.beta**2
     below = (1 + square) * hits + square * missed + false
     value = np.where(hits > 0, (1 + square) * hits / np.maximum(below, 1e-12), 0.0)
-    kept = 0.0
+    kept: NDArray[Any] | float = 0.0
     if recipe.clean_cells is not None:
         kept = np.maximum(0.0, 1 - false / recipe.clean_cells)
     clean = np.where(false > 0, kept - recipe.alarm_cost, 1.0)
-    return np.asarray(np.where(truth.any(-1), value, clean), np.float64)
+    return np.asarray(np.where(hits + missed > 0, value, clean), np.float64)
 
 
 @dataclass(frozen=True)
