@@ -20,8 +20,9 @@ from training.data import examples
 from training.large.processor import VisionTextProcessor, load_processor
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def one_thread():
+    """Of the session: runs that are made once must be as repeatable as those they are held to."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
