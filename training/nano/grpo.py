@@ -43,10 +43,10 @@ WARM_UP = 10
 class Settings:
     """One run. `rate`: share of supervised training's learning rates, falling linearly to 0."""
 
-    prompts: int = 2400
+    prompts: int = 640
     batch: int = 16
     group: int = 4
-    rate: float = 0.1
+    rate: float = 0.3
     credit: Literal["row", "answer"] = "row"
     scale: Literal["group", "none"] = "group"
     control: Literal["", "sft"] = ""

@@ -409,7 +409,7 @@ def test_a_killed_run_resumes_to_the_same_weights(pool, init, tmp_path, monkeypa
     curve = (tmp_path / "part" / "curve.jsonl").read_text()
     rows = [json.loads(line) for line in curve.splitlines()]
     assert [row["step"] for row in rows] == [2, 4]
-    with pytest.raises(RewardError, match=r"rate.*expected 0\.1, got 0\.5"):
+    with pytest.raises(RewardError, match=r"rate.*expected 0\.3, got 0\.5"):
         grpo.run(again, pool, tmp_path / "part", replace(SMALL, rate=0.5), resume=True)
 
 
