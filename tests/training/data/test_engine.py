@@ -140,7 +140,9 @@ def test_a_killed_run_leaves_whole_shards_and_no_worker_and_goes_on(alone, tmp_p
     command = [sys.executable, "-m", "training.synth", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     folder = tmp_path / "sheet"
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    # Tests that run in the background inherit an ignored SIGINT.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, preexec_fn=heed)
     until(lambda: len(shards.numbers(folder)) >= 1)
     workers = children(process.pid)
     process.send_signal(how)
