@@ -25,14 +25,6 @@ from training.rewards import Recipe, RewardError
 SMALL = grpo.Settings(prompts=8, batch=2, group=3)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("pools")

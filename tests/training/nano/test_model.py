@@ -23,14 +23,6 @@ from training.nano import pack
 GEOMETRY = VisionGeometry(nano.PATCH, nano.MERGE, 2, nano.WINDOW)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def model() -> Qwen2_5_VLForConditionalGeneration:
     """Small, with weights and biases large enough that a slip shows."""

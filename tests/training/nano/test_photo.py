@@ -44,14 +44,6 @@ STILL = Variation(flips=False, tilt_degrees=0, zoom=0, shift=0, light=0, noise=0
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     monkeypatch.setitem(photos.SIZES, "small", TINY)
 

@@ -29,14 +29,6 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def tiny_trainer(seed: int) -> sft.Trainer:
     torch.manual_seed(seed)
     model = nano.build_model(vision_width=32, vision_depth=1, text_width=64, text_depth=1)
