@@ -32,7 +32,7 @@ from forge_station.contract.verdict import (
 )
 from forge_station.contract.views import DIFFERENCE, MARKS, NANO_LAYOUT, Layout
 from forge_station.errors import StationError
-from forge_station.geometry import quality, reference, scene, sheet
+from forge_station.geometry import quality, scene, sheet, surface
 from forge_station.geometry.pose import PartCloud
 from forge_station.geometry.problem import Problem
 from forge_station.geometry.reference import Reference
@@ -81,11 +81,11 @@ class Inspector:
     permit: Permit = field(default_factory=Permit)
     """By default nothing may pass: see `permit.Permit`."""
 
-    def surface_picture(self, part: PartCloud, name: str) -> sheet.Sheet:
+    def surface(self, part: PartCloud, name: str) -> surface.Surface:
         """What the surface check sees of a part that reads `name`."""
         if DIFFERENCE not in self.model.manifest.surface_channels:
-            return sheet.surface_picture(part.points, self.layout)[0]
-        return reference.surface_picture(part.points, self.layout, self.references.get(name))
+            return surface.look(part.points, self.layout, height=True)
+        return surface.look(part.points, self.layout, self.references.get(name))
 
     def _unknown(self, readings: Sequence[PartReading]) -> list[Reason]:
         """Parts whose surface was judged without the reference that the model counts on."""
@@ -175,7 +175,7 @@ class Inspector:
                     for mark, part in zip(sizes, parts, strict=True):
                         name = next(r.part for r in read.parts if r.mark == mark)
                         with watch.stage("views"):
-                            pictures[mark] = self.surface_picture(part, name)
+                            pictures[mark] = self.surface(part, name).picture
                         with watch.stage("surface"):
                             surfaces.append(
                                 checks.read_surface(

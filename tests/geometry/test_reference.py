@@ -11,8 +11,9 @@ import pytest
 from forge_station.contract.catalogue import by_id
 from forge_station.contract.views import NANO_LAYOUT, VIEWS
 from forge_station.errors import InputError
-from forge_station.geometry import pose, reference, reference_io, sheet
-from forge_station.geometry.reference import EXTRA, MISSING, Comparison, Reference
+from forge_station.geometry import pose, reference, reference_io, surface
+from forge_station.geometry.reference import EXTRA, MISSING, Fit, Reference
+from forge_station.geometry.surface import Surface
 from forge_station.sim import defects, fasteners, references, rest_pose
 from forge_station.sim.mesh import Mesh
 
@@ -33,9 +34,24 @@ def flat(nut: Mesh) -> Mesh:
     return rest_pose.settle(nut.transformed(low.rotation))
 
 
-def beside(points: np.ndarray, known: Reference) -> Comparison:
-    _, views = sheet.surface_picture(points, NANO_LAYOUT)
-    return reference.compare(views, sheet.robust_box(points).centre, known)
+def beside(points: np.ndarray, known: Reference) -> Fit:
+    return fit_of(surface.look(points, NANO_LAYOUT, known))
+
+
+def fit_of(seen: Surface) -> Fit:
+    assert seen.fit is not None
+    return seen.fit
+
+
+def channel(points: np.ndarray, known: Reference, view: str) -> np.ndarray:
+    seen = surface.look(points, NANO_LAYOUT, known)
+    return fit_of(seen).channel(seen.views[view], view)
+
+
+def dark(points: np.ndarray, known: Reference) -> int:
+    """Pixels that lie well behind the reference."""
+    drawn = [channel(points, known, view) for view in VIEWS]
+    return sum(int(((c < 100) & (c > MISSING)).sum()) for c in drawn)
 
 
 def test_poses_that_are_turns_of_each_other_are_kept_once(known: Reference) -> None:
@@ -44,9 +60,9 @@ def test_poses_that_are_turns_of_each_other_are_kept_once(known: Reference) -> N
 
 
 def test_a_sound_part_does_not_differ(nut: Mesh, known: Reference) -> None:
-    found = beside(references.clean_scan(flat(nut)), known)
-    assert found.misfit < 0.25
-    top = found.difference["top"]
+    seen = surface.look(references.clean_scan(flat(nut)), NANO_LAYOUT, known)
+    assert fit_of(seen).misfit < 0.25
+    top = fit_of(seen).difference(seen.views["top"], "top")
     assert np.nanpercentile(np.abs(top), 95) < 0.5
 
 
@@ -83,37 +99,24 @@ def test_a_dent_is_deeper_than_the_reference(nut: Mesh, known: Reference) -> Non
     for _ in range(20):
         made = defects.apply_defect(flat(nut), "dent", rng, 0.5)
         points = references.clean_scan(made.mesh)
-        found = beside(points, known)
-        deepest = min(float(np.nanmin(found.difference[view])) for view in VIEWS)
+        seen = surface.look(points, NANO_LAYOUT, known)
+        far = [fit_of(seen).difference(seen.views[view], view) for view in VIEWS]
+        deepest = min(float(np.nanmin(view)) for view in far)
         if deepest < -2.0:
             break
     else:
         pytest.fail("twenty dents and none is seen in the difference")
-    dark = sum(int(((c < 100) & (c > MISSING)).sum()) for c in found.channel.values())
-    sound = beside(references.clean_scan(flat(nut)), known)
-    assert dark > 50 + sum(int(((c < 100) & (c > MISSING)).sum()) for c in sound.channel.values())
+    assert dark(points, known) > 50 + dark(references.clean_scan(flat(nut)), known)
 
 
 def test_what_only_one_of_them_has_is_marked(nut: Mesh, known: Reference) -> None:
     points = references.clean_scan(flat(nut))
     part = points[points[:, 0] < 4.0]
-    found = beside(np.concatenate([part, part[:1] * 0 + points.max(axis=0)]), known)
-    assert (found.channel["top"] == MISSING).sum() > 200
+    found = channel(np.concatenate([part, part[:1] * 0 + points.max(axis=0)]), known, "top")
+    assert (found == MISSING).sum() > 200
     stub = np.random.default_rng(0).uniform((9.5, -1, 2), (12, 1, 6), (20_000, 3))
-    found = beside(np.concatenate([points, stub]), known)
-    assert (found.channel["top"] == EXTRA).sum() > 100
-
-
-def test_the_picture_has_the_difference_as_its_third_channel(nut: Mesh, known: Reference) -> None:
-    points = references.clean_scan(flat(nut))
-    plain, _ = sheet.surface_picture(points, NANO_LAYOUT)
-    compared = reference.surface_picture(points, NANO_LAYOUT, known)
-    assert np.array_equal(compared.image[..., :2], plain.image[..., :2])
-    assert abs(float(np.median(compared.image[..., 2][plain.image[..., 0] > 0])) - 128) < 4
-    blank = reference.surface_picture(points, NANO_LAYOUT, None)
-    assert not blank.image[..., 2].any()
-    again = reference.surface_picture(points, NANO_LAYOUT, known)
-    assert np.array_equal(again.image, compared.image)
+    found = channel(np.concatenate([points, stub]), known, "top")
+    assert (found == EXTRA).sum() > 100
 
 
 def test_a_reference_needs_a_cloud() -> None:

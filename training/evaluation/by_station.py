@@ -22,7 +22,7 @@ from forge_station.contract.spec import Product, Reading
 from forge_station.contract.verdict import CheckResult, PartReading, Reason, combine
 from forge_station.contract.views import DIFFERENCE, LARGE_LAYOUT, MARKS
 from forge_station.errors import InputError, StationError
-from forge_station.geometry import gauge, reference, reference_io, sheet
+from forge_station.geometry import gauge, reference, reference_io, sheet, surface
 from forge_station.geometry.gauge import Size
 from forge_station.geometry.pose import PartCloud
 from forge_station.geometry.reference import Reference
@@ -268,8 +268,8 @@ def _without_sizes(inspector: Inspector, parts: Sequence[PartCloud]) -> Pictures
     columns = checks.columns_of(len(parts), inspector.layout)
     clouds = [part.points for part in parts]
     marks = sheet.marks_sheet(clouds, columns, inspector.layout)
-    surface, _ = sheet.surface_picture(clouds[0], inspector.layout)
-    return Pictures(marks, surface, {MARKS[i]: NO_SIZE for i in range(len(parts))})
+    drawn, _ = sheet.surface_picture(clouds[0], inspector.layout)
+    return Pictures(marks, drawn, {MARKS[i]: NO_SIZE for i in range(len(parts))})
 
 
 def _outcome_of(
@@ -366,8 +366,8 @@ def surface_picture(
     if _differs(inspector) and settings.setting != "zero-shot" and settings.references != WITHOUT:
         own = _own_reference(case, settings.folder)
     if own is not None:
-        return reference.surface_picture(part.points, inspector.layout, own), True
-    picture = inspector.surface_picture(part, name)
+        return surface.look(part.points, inspector.layout, own).picture, True
+    picture = inspector.surface(part, name).picture
     return picture, _differs(inspector) and name in inspector.references
 
 

@@ -12,7 +12,7 @@ names and no files (see `reference_io`). Deterministic.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,10 +20,10 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_station.contract.views import AXES, VIEWS, Layout
-from forge_station.geometry import render, sheet
+from forge_station.contract.views import AXES, VIEWS
+from forge_station.geometry import render
 from forge_station.geometry.render import ByteImage, FloatImage, View
-from forge_station.geometry.sheet import Sheet, robust_box
+from forge_station.geometry.sheet import robust_box
 
 SIDE = 224
 """Pixels of a depth map's side."""
@@ -33,6 +33,7 @@ GAIN = 20.0
 MISSING, EXTRA = 32, 255
 """Grey levels where only the reference, or only the part, has a surface."""
 Transform = NDArray[np.float64]
+Point = tuple[float, float, float]
 # Points a view in the search over poses and in the fit, how many candidates are fitted, and the
 # distance (px) that counts as off. Round by round, the distance from which a point has no weight.
 _SEARCH_POINTS, _FIT_POINTS, _FITTED, _FAR_PX = 250, 1500, 2, 6.0
@@ -61,30 +62,64 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A part beside its reference.
+class _Map:
+    """A depth map [SIDE, SIDE] mm; its slopes (mm a mm) are worked out when they are needed."""
 
-    `difference`: view -> [H, W] float32, surface distance in pixels of the picture, positive where
-    the part stands out, NaN where either has no surface. `channel`: view -> [H, W] uint8. `misfit`:
-    mean distance in pixels, each point counted up to 6 px; `pose`, `turn`: what fitted best.
+    depth: FloatImage
+    mm_per_px: float
+
+    @cached_property
+    def right(self) -> FloatImage:
+        return render.slope(self.depth, 1) / np.float32(self.mm_per_px)
+
+    @cached_property
+    def up(self) -> FloatImage:
+        return -render.slope(self.depth, 0) / np.float32(self.mm_per_px)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a part lies on its reference.
+
+    `misfit`: mean distance in pixels of the picture, each point counted up to 6 px; `pose`, `turn`:
+    what fitted best; `moved`: reference from part; `centre`: the part's middle, mm.
     """
 
-    difference: Mapping[str, FloatImage]
-    channel: Mapping[str, ByteImage]
     misfit: float
     pose: int
     turn: int
+    moved: Transform
+    centre: Point
+    maps: Mapping[str, _Map]
 
+    def difference(self, view: View, name: str, middle: Point | None = None) -> FloatImage:
+        """Distance of each pixel's surface to the reference, [H, W] float32 in pixels of the view.
 
-def surface_picture(points: NDArray[np.floating], layout: Layout, known: Reference | None) -> Sheet:
-    """The surface picture with the difference as its third channel; 0 where nothing is `known`."""
-    picture, views = sheet.surface_picture(points, layout)
-    image = picture.image.copy()
-    image[..., 2] = 0
-    if known is not None:
-        compared = compare(views, picture.centre_mm, known)
-        image[..., 2] = np.concatenate([compared.channel[name] for name in VIEWS], axis=1)
-    return replace(picture, image=image)
+        Positive where the part stands out, NaN where either has no surface. `middle`: the point of
+        the part frame in the middle of the view, mm; None: `centre`.
+        """
+        out = np.full(view.depth.shape, np.nan, np.float32)
+        at = np.flatnonzero(view.filled)
+        points = _points(view, name, self.centre, at, self._off(name, middle))
+        far = _distances(_moved(points, self.moved), name, self.maps[name])
+        out.ravel()[at] = far / view.mm_per_px
+        return out
+
+    def channel(self, view: View, name: str, middle: Point | None = None) -> ByteImage:
+        """The difference as grey, [H, W]: 128 on the reference, more where the part stands out."""
+        off = self._off(name, middle)
+        difference = self.difference(view, name, middle)
+        return _drawn(difference, view, name, self.maps[name], self.moved, off)
+
+    def _off(self, name: str, middle: Point | None) -> tuple[float, float]:
+        """From the part's middle to the view's, (right, up) mm."""
+        if middle is None:
+            return 0.0, 0.0
+        axes = AXES[name]
+        return (
+            middle[axes.right] - self.centre[axes.right],
+            middle[axes.up] - self.centre[axes.up],
+        )
 
 
 def build(clouds: Sequence[NDArray[np.floating]]) -> Reference:
@@ -118,9 +153,7 @@ def _turned(points: NDArray[np.float32], quarters: int) -> NDArray[np.float32]:
     return np.stack([x, y, z], axis=1)
 
 
-def compare(
-    views: Mapping[str, View], centre: tuple[float, float, float], reference: Reference
-) -> Comparison:
+def fit(views: Mapping[str, View], centre: Point, reference: Reference) -> Fit:
     """Fit a part's rendered views (see `sheet.surface_picture`) to its reference.
 
     `centre` mm: the point of the part frame in the middle of every view.
@@ -141,26 +174,7 @@ def compare(
         moved = _fitted(many, maps, _lifted(centre[2] - rest.middle_mm), pixel)
         found.append((_rated(many, maps, moved, pixel, _distances), pose, turn, moved))
     misfit, pose, turn, moved = min(found, key=lambda item: item[:3])
-    maps = _maps(reference.poses[pose], turn)
-    difference = {n: _every_pixel(views[n], n, centre, maps[n], moved) / pixel for n in VIEWS}
-    channel = {n: _drawn(difference[n], views[n], n, maps[n], moved) for n in VIEWS}
-    return Comparison(difference, channel, misfit, pose, turn)
-
-
-@dataclass(frozen=True)
-class _Map:
-    """A depth map [SIDE, SIDE] mm; its slopes (mm a mm) are worked out when they are needed."""
-
-    depth: FloatImage
-    mm_per_px: float
-
-    @cached_property
-    def right(self) -> FloatImage:
-        return render.slope(self.depth, 1) / np.float32(self.mm_per_px)
-
-    @cached_property
-    def up(self) -> FloatImage:
-        return -render.slope(self.depth, 0) / np.float32(self.mm_per_px)
+    return Fit(misfit, pose, turn, moved, centre, _maps(reference.poses[pose], turn))
 
 
 def _maps(rest: RestView, turn: int) -> dict[str, _Map]:
@@ -181,7 +195,7 @@ def _lifted(height_mm: float) -> Transform:
 
 
 def _samples(
-    view: View, name: str, centre: tuple[float, float, float], count: int
+    view: View, name: str, centre: Point, count: int
 ) -> NDArray[np.float64]:
     """At most `count` surface points [N, 3] of a view, mm from `centre`, even over the surface."""
     at = np.flatnonzero(view.filled)
@@ -191,13 +205,18 @@ def _samples(
 
 
 def _points(
-    view: View, name: str, centre: tuple[float, float, float], at: NDArray[np.int64]
+    view: View,
+    name: str,
+    centre: Point,
+    at: NDArray[np.int64],
+    off: tuple[float, float] = (0.0, 0.0),
 ) -> NDArray[np.float64]:
+    """Surface points [N, 3] of pixels `at`, mm from `centre`, `off` from which the view is."""
     axes = AXES[name]
     height, width = view.depth.shape
     out = np.empty((len(at), 3))
-    out[:, axes.right] = (at % width + 0.5 - width / 2) * view.mm_per_px
-    out[:, axes.up] = (height / 2 - at // width - 0.5) * view.mm_per_px
+    out[:, axes.right] = (at % width + 0.5 - width / 2) * view.mm_per_px + off[0]
+    out[:, axes.up] = (height / 2 - at // width - 0.5) * view.mm_per_px + off[1]
     out[:, axes.towards] = view.depth.ravel()[at] * axes.sign - centre[axes.towards]
     return out
 
@@ -300,18 +319,13 @@ def _moved(points: NDArray[np.float64], transform: Transform) -> NDArray[np.floa
     return np.asarray(points @ transform[:, :3].T + transform[:, 3])
 
 
-def _every_pixel(
-    view: View, name: str, centre: tuple[float, float, float], target: _Map, moved: Transform
-) -> FloatImage:
-    """Distance of every pixel's surface to the reference, mm [H, W]; NaN where either has none."""
-    out = np.full(view.depth.shape, np.nan, np.float32)
-    at = np.flatnonzero(view.filled)
-    out.ravel()[at] = _distances(_moved(_points(view, name, centre, at), moved), name, target)
-    return out
-
-
 def _drawn(
-    difference: FloatImage, view: View, name: str, target: _Map, moved: Transform
+    difference: FloatImage,
+    view: View,
+    name: str,
+    target: _Map,
+    moved: Transform,
+    off: tuple[float, float],
 ) -> ByteImage:
     """The channel: 128 on the reference, more where the part stands out, 0 in the background."""
     grey = np.clip(np.rint(128.0 + GAIN * np.nan_to_num(difference)), 48, 224).astype(np.uint8)
@@ -327,9 +341,10 @@ def _drawn(
             [-moved[axes.up, axes.right], moved[axes.up, axes.up], -moved[axes.up, 3]],
         ]
     )
+    started = into[:, 2] + into[:, :2] @ np.array([off[0], -off[1]])
     into[:, :2] *= scale
     middle = np.array([width / 2 - 0.5, height / 2 - 0.5])
-    shift = into[:, 2] / target.mm_per_px + (SIDE / 2 - 0.5) - into[:, :2] @ middle
+    shift = started / target.mm_per_px + (SIDE / 2 - 0.5) - into[:, :2] @ middle
     matrix = np.concatenate([into[:, :2], shift[:, None]], axis=1)
     surface = np.isfinite(target.depth).astype(np.uint8)
     flags = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP

@@ -82,4 +82,4 @@ def clean_scan(mesh: Mesh) -> Floats:
 
 def _misfit(points: Floats, known: Reference) -> float:
     _, views = sheet.surface_picture(points, NANO_LAYOUT)
-    return reference.compare(views, sheet.robust_box(points).centre, known).misfit
+    return reference.fit(views, sheet.robust_box(points).centre, known).misfit
