@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from forge_station.capture.base import Cloud
 from forge_station.geometry import gauge, scene
-from forge_station.geometry.pose import PartCloud, align, without_flying_points
+from forge_station.geometry.pose import PartCloud, align, solid
 
 PIXEL = 0.2
 Points = NDArray[np.float64]
@@ -239,7 +239,7 @@ def test_same_cloud_gives_the_same_bytes() -> None:
 def test_thin_clouds_keep_their_points() -> None:
     rng = np.random.default_rng(14)
     few = rng.uniform(0, 10, (300, 3)).astype(np.float32)
-    assert len(without_flying_points(few, 0.05)) >= 150
+    assert solid(few, 0.05).sum() >= 150
     with pytest.raises(ValueError, match="at least one point"):
         align(np.zeros((0, 3), np.float32), PIXEL)
 

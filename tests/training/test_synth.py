@@ -15,8 +15,7 @@ pytest.importorskip("torch", reason="training needs the extra training")
 
 from forge_station.contract import tasks
 from forge_station.contract.catalogue import WORKPIECES, by_id
-from forge_station.contract.views import NANO_LAYOUT
-from forge_station.geometry import sheet
+from forge_station.contract.views import NANO_LAYOUT, VIEWS
 from forge_station.sim import surrogate
 from training import synth
 from training.data import decoded, pool, sheet_samples, surface_samples
@@ -104,7 +103,7 @@ def test_a_whole_part_has_a_full_score_and_no_cell():
     assert sample is not None
     assert sample.score == 10
     assert not sample.grid.any()
-    assert sample.image.shape == (*NANO_LAYOUT.surface_size, 4)
+    assert sample.image.shape == (*NANO_LAYOUT.surface_size, 5)
 
 
 @pytest.mark.parametrize("defect", tasks.DEFECT_CLASSES)
@@ -137,22 +136,22 @@ def plate(step: float = 0.1) -> np.ndarray:
 def test_truth_lies_in_the_cell_that_shows_the_flagged_points():
     points = plate()
     part = surface_samples.pose.align(points, 0.1, poses=4)
-    box = sheet.Box((-16.0, -16.0, 0.0), (16.0, 16.0, 4.0))
+    middles = dict.fromkeys(VIEWS, (0.0, 0.0, 2.0))
     mm_per_px = 32.0 / NANO_LAYOUT.panel  # a cell is 2 mm
     here = part.points
     flagged = (np.abs(here[:, 0] - 7) < 1) & (np.abs(here[:, 1] - 11) < 1) & (here[:, 2] > 3.5)
-    truth = surface_samples.truth_grid(part, flagged.astype(np.float32), mm_per_px, box)
+    truth = surface_samples.truth_grid(part, flagged.astype(np.float32), mm_per_px, middles)
     assert [tuple(cell) for cell in np.argwhere(truth[2])] == [(2, 11)]
     assert not truth[1].any()
 
 
 def test_a_few_flagged_points_do_not_make_a_cell():
     part = surface_samples.pose.align(plate(), 0.1, poses=4)
-    box = sheet.Box((-16.0, -16.0, 0.0), (16.0, 16.0, 4.0))
+    middles = dict.fromkeys(VIEWS, (0.0, 0.0, 2.0))
     flagged = np.zeros(len(part.points), np.float32)
     flagged[np.random.default_rng(0).integers(len(flagged), size=20)] = 1
-    assert surface_samples.truth_grid(part, flagged, 32.0 / 224, box).sum() == 0
-    assert surface_samples.truth_grid(part, np.zeros_like(flagged), 32.0 / 224, box).sum() == 0
+    assert surface_samples.truth_grid(part, flagged, 32.0 / 224, middles).sum() == 0
+    assert surface_samples.truth_grid(part, np.zeros_like(flagged), 32.0 / 224, middles).sum() == 0
 
 
 @pytest.mark.parametrize(("share", "cells"), [(0.3, 0), (0.7, 1)])
@@ -161,10 +160,42 @@ def test_a_pixel_is_defective_when_most_of_its_points_are(share, cells):
     here = part.points
     flagged = (np.abs(here[:, 0] - 7) < 1) & (np.abs(here[:, 1] - 11) < 1) & (here[:, 2] > 3.5)
     flagged &= rng(4).random(len(flagged)) < share
-    box = sheet.Box((-16.0, -16.0, 0.0), (16.0, 16.0, 4.0))
+    middles = dict.fromkeys(VIEWS, (0.0, 0.0, 2.0))
     assert (
-        surface_samples.truth_grid(part, flagged.astype(np.float32), 32.0 / 224, box).sum() == cells
+        surface_samples.truth_grid(part, flagged.astype(np.float32), 32.0 / 224, middles).sum()
+        == cells
     )
+
+
+def test_a_closed_crack_has_no_depth_but_a_colour():
+    """Only the white image shows it; an open one is in the difference as well."""
+    model = by_id("hex_nut M20")
+    vary = replace(CLEAN, closed_cracks=1.0)
+    for seed in range(20):
+        sample = surface_samples.make_surface(model, "crack", rng(seed), vary)
+        if sample is not None and sample.grid.sum() >= 4:
+            break
+    assert sample is not None and sample.defect.closed
+    inside = np.kron(np.concatenate(list(sample.grid), axis=1), np.ones((14, 14))) > 0
+    inside &= sample.image[..., 0] > 0
+    difference, white = sample.image[..., 3][inside], sample.image[..., 4][inside]
+    assert (white < 90).mean() > 0.1
+    assert (np.abs(difference.astype(int) - 128) > 40).mean() < 0.05
+
+
+def test_a_closer_look_shows_the_defect_larger():
+    """The window lies over it, so at twice the scale it fills more cells."""
+    model = by_id("hex_nut M20")
+    far, near = [], []
+    for seed in range(12):
+        for closer, found in ((False, far), (True, near)):
+            sample = surface_samples.make_surface(
+                model, "dent", rng(seed), replace(CLEAN), closer=closer
+            )
+            if sample is not None:
+                assert sample.closer is closer
+                found.append(int(sample.grid.sum()))
+    assert len(near) >= 8 and np.median(near) > 1.5 * np.median(far)
 
 
 def test_flags_stay_with_their_points_when_flying_points_are_dropped():
@@ -173,10 +204,13 @@ def test_flags_stay_with_their_points_when_flying_points_are_dropped():
     order = rng(2).permutation(len(points) + 40)
     mixed = np.concatenate([points, flying])[order]
     flagged = mixed[:, 0] > 12
-    part, flags = surface_samples.align_with(mixed, flagged, 0.2, 4)
+    white = np.where(flagged, 200, 100).astype(np.uint8)
+    part, flags = surface_samples.align_with(mixed, flagged, white, 0.2, 4)
     assert len(part.points) == len(flags) < len(mixed)
     back = part.points @ part.tray_from_part[:3, :3].T + part.tray_from_part[:3, 3]
     assert np.array_equal(flags > 0, back[:, 0] > 12)
+    assert part.white is not None
+    assert np.array_equal(part.white == 200, flags > 0)
 
 
 RECIPES = [

@@ -32,20 +32,29 @@ def scan(
     rng: np.random.Generator,
     flagged: NDArray[np.bool_] | None = None,
     light: Light = SIMULATED,
+    *,
+    stained: bool = False,
 ) -> tuple[Cloud, NDArray[np.bool_]]:
     """Simulate, decode and fuse all poses. Also which points lie on faces of mesh 0 in `flagged`.
 
-    A point belongs to the face that its camera pixel truly sees.
+    A point belongs to the face that its camera pixel truly sees. `stained`: those faces are
+    `scanner.STAIN`.
     """
+    shown, surfaces = list(meshes), [light.surface] * len(meshes)
+    if stained and flagged is not None:
+        first = meshes[0]
+        shown[0] = Mesh(first.vertices, first.faces[~flagged])
+        shown.append(Mesh(first.vertices, first.faces[flagged]))
+        surfaces.append(scanner.STAIN)
     scans, hits = [], []
     for calibration in rig:
         stack = scanner.simulate(
-            meshes,
+            shown,
             calibration,
             rng,
             exposures=light.exposures,
             registration=light.registration(calibration),
-            surfaces=light.surface,
+            surfaces=surfaces,
             sensor=light.sensor,
         )
         decoded = structured_light.decode(stack, calibration)
@@ -70,19 +79,25 @@ def decoded_sheet(
 
 
 def decoded_surface(
-    model: PartModel, defect: str, rng: np.random.Generator, vary: Variation = USUAL
+    model: PartModel,
+    defect: str,
+    rng: np.random.Generator,
+    vary: Variation = USUAL,
+    *,
+    closer: bool = False,
 ) -> SurfaceSample | None:
     """As `surface_samples.make_surface`; None when the scan does not show the defect."""
     scale = 0.0 if defect == tasks.NORMAL else random_scale(defect, rng)
     mesh, faces, made = damaged(model, defect, rng, scale, vary)
     mesh = rest_pose.settle(mesh)
     rig = poses_for([mesh], rng, vary)
-    cloud, flags = scan([mesh], rig, rng, faces, vary.lit(rng))
+    cloud, flags = scan([mesh], rig, rng, faces, vary.lit(rng), stained=made.closed)
     parts = scene.separate(cloud).parts
     if not parts:
         return None
     part = max(parts, key=lambda item: len(item.points))
-    return surface_sample(part, defect_flags(part, cloud.points, flags), model.id, made)
+    flags_of_part = defect_flags(part, cloud.points, flags)
+    return surface_sample(part, flags_of_part, model.id, made, rng if closer else None)
 
 
 def _in_order(parts: Sequence[PartCloud], placed: Sequence[Mesh]) -> list[PartCloud]:

@@ -65,6 +65,9 @@ class Shares:
     clean: float = _share(
         0.3, "of the surface pictures: no defect; the classes share the rest evenly"
     )
+    closer: float = _share(
+        0.0, "of the surface pictures: a window of each view at twice the scale (second look)"
+    )
     promised: float = _share(0.8, "of the surface pictures: workpieces the check is promised for")
 
     def __post_init__(self) -> None:
@@ -102,7 +105,7 @@ class Recipe:
 
 
 def _shape(task: str) -> tuple[int, int, int]:
-    return (*NANO_LAYOUT.sheet_size, 3) if task == "sheet" else (*NANO_LAYOUT.surface_size, 4)
+    return (*NANO_LAYOUT.sheet_size, 3) if task == "sheet" else (*NANO_LAYOUT.surface_size, 5)
 
 
 # ---------------------------------------------------------------- shards
@@ -174,26 +177,32 @@ def _surfaces(
         "pixel_mm": np.zeros(count, np.float32),
         "defect_mm": np.zeros(count, np.float32),
         "defect_scale": np.zeros(count, np.float32),
+        "closed": np.zeros(count, bool),
+        "closer": np.zeros(count, bool),
     }
     for i in range(count):
         # The class is drawn before the retries: classes hard to see are not thinned out.
         clean = rng.random() < recipe.shares.clean
         kind = 0 if clean else int(rng.integers(1, len(tasks.SURFACE_CLASSES)))
-        part, sample = _surface(recipe, tasks.SURFACE_CLASSES[kind], rng)
+        closer = rng.random() < recipe.shares.closer
+        part, sample = _surface(recipe, tasks.SURFACE_CLASSES[kind], closer, rng)
         images[i] = sample.image
         meta["part"][i], meta["defect"][i] = _INDEX[part], kind
         meta["size"][i], meta["grid"][i] = sample.size, sample.grid
         meta["score"][i], meta["pixel_mm"][i] = sample.score, sample.pixel_mm
         meta["defect_mm"][i], meta["defect_scale"][i] = sample.defect.mm, sample.defect.scale
+        meta["closed"][i], meta["closer"][i] = sample.defect.closed, sample.closer
     return meta
 
 
-def _surface(recipe: Recipe, defect: str, rng: np.random.Generator) -> tuple[str, SurfaceSample]:
+def _surface(
+    recipe: Recipe, defect: str, closer: bool, rng: np.random.Generator
+) -> tuple[str, SurfaceSample]:
     draw = surface_samples.make_surface if recipe.path == "surrogate" else decoded.decoded_surface
     for _ in range(_TRIES):
         model = surface_samples.surface_part(rng, recipe.shares.promised)
         try:
-            sample = draw(model, defect, rng, recipe.vary)
+            sample = draw(model, defect, rng, recipe.vary, closer=closer)
         except ValueError:  # nothing of the part was seen
             continue
         if sample is not None:  # None: no view shows the defect

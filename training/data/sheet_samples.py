@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from forge_station.capture.calibration import Calibration
-from forge_station.contract.catalogue import CATALOGUE, WORKPIECES, PartModel, by_id, of_workpiece
+from forge_station.contract.catalogue import CATALOGUE, WORKPIECES, PartModel, of_workpiece
 from forge_station.contract.views import NANO_LAYOUT
 from forge_station.geometry import gauge, pose, sheet
 from forge_station.sim import fasteners, layout, rest_pose, scanner, surrogate, trays
@@ -20,7 +19,6 @@ from forge_station.sim.mesh import Mesh, concat
 from training.data.variation import USUAL, Variation
 
 _INDEX = {model.id: i for i, model in enumerate(CATALOGUE)}
-_VARIANTS = 4
 
 
 @dataclass(frozen=True)
@@ -79,17 +77,9 @@ def any_part(rng: np.random.Generator) -> PartModel:
     return models[int(rng.integers(len(models)))]
 
 
-@lru_cache(maxsize=1024)
-def _variant(part: str, number: int) -> Mesh:
-    """One of a few built variants of a model (dimensions in tolerance, chamfers, threads)."""
-    rng = np.random.default_rng([_INDEX[part], number])
-    return fasteners.build(by_id(part), None if number == 0 else rng)
-
-
 def resting(model: PartModel, rng: np.random.Generator, vary: Variation = USUAL) -> Mesh:
-    """A built part in a stable pose on the tray."""
-    number = int(rng.integers(_VARIANTS)) if vary.made else 0
-    return rest_pose.rest(_variant(model.id, number), rng)
+    """A part, built anew (dimensions in tolerance, chamfers, threads), in a stable pose."""
+    return rest_pose.rest(fasteners.build(model, rng if vary.made else None), rng)
 
 
 def poses_for(

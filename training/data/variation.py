@@ -52,6 +52,8 @@ class Variation:
     """Trays laid out with `wide_gap`."""
     field_of_view: Range = (0.95, 1.3)
     """Of the smallest field that shows all parts: parts are larger or smaller in the image."""
+    closed_cracks: float = 0.0
+    """Share of cracks without depth: a dark line, which only the white image shows."""
     three_poses_share: float = 0.2
     """Scans from overhead, front and side in place of four azimuths."""
     lost_pose_share: float = 0.1

@@ -57,6 +57,8 @@ class PartCloud:
     poses: int = 1
     unseen_share: float = 0.0
     has_waist: bool = False
+    white: NDArray[np.uint8] | None = None
+    """[N] brightness of each point under full light, where the scanner tells it."""
 
     def place(self, index: int) -> str:
         """Where a person finds the part; `index` from 0 in the scene's order."""
@@ -134,6 +136,7 @@ def align(
     points: Points,
     camera_pixel_mm: float,
     *,
+    white: NDArray[np.uint8] | None = None,
     poses: int = 1,
     touches_border: bool = False,
     unseen_share: float = 0.0,
@@ -143,7 +146,8 @@ def align(
     if len(points) == 0:
         raise ValueError("align: expected at least one point, got none")
     xyz = np.ascontiguousarray(points, np.float32)
-    clean = without_flying_points(xyz, camera_pixel_mm)
+    kept = solid(xyz, camera_pixel_mm)
+    clean = xyz.compress(kept, axis=0)
     x, y = clean[:, 0].astype(np.float64), clean[:, 1].astype(np.float64)
     angle = _rectangle_angle(x, y, camera_pixel_mm, poses)
     cos, sin = math.cos(angle), math.sin(angle)
@@ -182,12 +186,8 @@ def align(
         poses=poses,
         unseen_share=unseen_share,
         has_waist=has_waist,
+        white=None if white is None else white.compress(kept),
     )
-
-
-def without_flying_points(points: Cloud32, camera_pixel_mm: float) -> Cloud32:
-    """The points [N, 3] that `solid` keeps."""
-    return points.compress(solid(points, camera_pixel_mm), axis=0)
 
 
 def solid(points: Cloud32, camera_pixel_mm: float) -> NDArray[np.bool_]:

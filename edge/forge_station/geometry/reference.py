@@ -194,9 +194,7 @@ def _lifted(height_mm: float) -> Transform:
     return out
 
 
-def _samples(
-    view: View, name: str, centre: Point, count: int
-) -> NDArray[np.float64]:
+def _samples(view: View, name: str, centre: Point, count: int) -> NDArray[np.float64]:
     """At most `count` surface points [N, 3] of a view, mm from `centre`, even over the surface."""
     at = np.flatnonzero(view.filled)
     if len(at) > count:

@@ -20,6 +20,7 @@ ByteImage = NDArray[np.uint8]
 # Grey levels of relief for one pixel of height difference. Relief brought small
 # dents and cuts out of the noise on simulated scans, where shading alone lost them.
 RELIEF_GAIN = 12.0
+WHITE_GAIN = 120.0
 # A pixel this much behind most of its neighbours (in pixels) is the far side shining through.
 SEEN_THROUGH_PX = 6.0
 # Window of the local mean that relief is measured against, as a share of the view side.
@@ -166,6 +167,20 @@ def relief(view: View) -> ByteImage:
     local = _masked_blur(values, mask, RELIEF_SIGMA * max(view.depth.shape))
     grey = np.clip(128.0 + RELIEF_GAIN * (values - local), 1.0, 255.0)
     return np.where(filled, np.rint(grey), 0).astype(np.uint8)
+
+
+def white(view: View, brightness: FloatImage) -> ByteImage:
+    """Brightness [H, W] (see `view_mean`) over its local mean, `WHITE_GAIN` grey levels for 100 %.
+
+    A closed crack has no depth; only its colour shows. Surface 1..255 around 128, background 0.
+    """
+    known = view.filled & np.isfinite(brightness)
+    mask = known.astype(np.float32)
+    values: FloatImage = np.where(known, brightness, np.float32(0))
+    local = _masked_blur(values, mask, RELIEF_SIGMA * max(view.depth.shape))
+    ratio = np.where(known, values / np.maximum(local, np.float32(1e-3)), 1.0)
+    grey = np.clip(128.0 + WHITE_GAIN * (ratio - 1.0), 1.0, 255.0)
+    return np.where(view.filled, np.rint(grey), 0).astype(np.uint8)
 
 
 def height(view: View, centre_mm: float) -> ByteImage:

@@ -46,8 +46,10 @@ def separate(cloud: Cloud, *, max_marks: int = 6) -> Scene:
     TOO_MANY_PARTS.
     """
     points = np.asarray(cloud.points, np.float32).reshape(-1, 3)
+    white = cloud.intensity
     if not np.isfinite(points.sum(dtype=np.float64)):
-        points = points[np.isfinite(points).all(axis=1)]
+        finite = np.isfinite(points).all(axis=1)
+        points, white = points[finite], None if white is None else white[finite]
     pixel = float(cloud.camera_pixel_mm)
     if len(points) < _MIN_POINTS:
         text = (
@@ -72,7 +74,7 @@ def separate(cloud: Cloud, *, max_marks: int = 6) -> Scene:
 
     grid = cells.grid(points, height, pixel)
     labels, count = cells.components(grid, cloud.poses)
-    parts = _parts(points, height, grid, labels, count, pixel, cloud.poses)
+    parts = _parts(points, white, height, grid, labels, count, pixel, cloud.poses)
     parts.sort(key=lambda part: (part.tray_from_part[0, 3], part.tray_from_part[1, 3]))
     problems += _scene_problems(parts, max_marks)
     problems += _unseen_problems(labels, grid)
@@ -95,6 +97,7 @@ def single(points: Points, camera_pixel_mm: float | None = None) -> PartCloud:
 
 def _parts(
     points: NDArray[np.float32],
+    white: NDArray[np.uint8] | None,
     height: NDArray[np.float32],
     grid: cells.Grid,
     labels: cells.Labels,
@@ -121,6 +124,7 @@ def _parts(
             align(
                 own,
                 pixel,
+                white=None if white is None else white[mine],
                 poses=poses,
                 touches_border=number in border,
                 has_waist=cells.has_waist(outline),

@@ -21,7 +21,7 @@ radius (with it depth) of a dent. `size_mm` is crack width, cut depth, bend ampl
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -65,13 +65,19 @@ class _Made:
 
 
 def apply_defect(
-    mesh: Mesh, kind: str, rng: np.random.Generator, size_scale: float = 1.0
+    mesh: Mesh,
+    kind: str,
+    rng: np.random.Generator,
+    size_scale: float = 1.0,
+    *,
+    closed: bool = False,
 ) -> DefectivePart:
     """Copy of `mesh`, RESTING in the tray frame, with one defect that a camera can see.
 
     The place is random surface seen from above or from 45 degrees elevation; places where the
     defect comes out hidden are drawn again. The result is moved up or down so that its lowest z is
-    0, and not put down anew. ValueError for an unknown kind or a scale that is not positive.
+    0, and not put down anew. `closed`: a crack without depth, which is only another colour (see
+    `scanner.STAIN`). ValueError for an unknown kind or a scale that is not positive.
     """
     if kind not in _MAKERS:
         raise ValueError(f"defect kind: expected one of {', '.join(DEFECTS)}, got {kind!r}")
@@ -83,6 +89,8 @@ def apply_defect(
     for _ in range(_TRIES):
         point, normal = _visible_place(mesh, rng)
         made = make(mesh, _Place(point, normal, length), rng, size_scale)
+        if closed:
+            made = replace(made, vertices=made.mesh.vertices)
         part = _finish(made, kind)
         seen = _visible_share(mesh, made, part, rng)
         if best is None or seen > best[0]:

@@ -81,6 +81,8 @@ class Sensor:
 
 
 TRAY_SURFACE = Surface(albedo=0.35, specular=0.0, shininess=1.0)
+STAIN = Surface(albedo=0.2, specular=0.1, shininess=20.0)
+"""Of a closed crack: a line darker than the part, without depth. Assumed, not measured."""
 
 
 def rig(

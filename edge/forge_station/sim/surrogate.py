@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 from forge_station.capture.calibration import Calibration
 from forge_station.sim.mesh import Mesh
 from forge_station.sim.raster import raster
+from forge_station.sim.scanner import STAIN, Surface
 
 Array = NDArray[np.float64]
+STEEL = Surface()
 Faces = NDArray[np.int32]
 
 
@@ -49,10 +51,13 @@ class Noise:
 
 @dataclass(frozen=True)
 class Points:
-    """points [N, 3] float32 mm in the tray frame; face [N] int32 that each point came from."""
+    """points [N, 3] float32 mm in the tray frame; face [N] int32 that each point came from; white
+    [N] float32: how bright it is under full light, 1 for a white surface that faces the lamp.
+    """
 
     points: NDArray[np.float32]
     face: NDArray[np.int32]
+    white: NDArray[np.float32]
 
 
 def scan(
@@ -62,25 +67,36 @@ def scan(
     noise: Noise = Noise(),
     *,
     step: int = 1,
+    surface: Surface = STEEL,
+    stained: NDArray[np.bool_] | None = None,
 ) -> Points:
-    """Scan `mesh` (tray frame, mm) from every calibrated pose; `step` 2 halves the resolution."""
+    """Scan `mesh` (tray frame, mm) from every calibrated pose; `step` 2 halves the resolution.
+
+    `surface`: how it shines, but faces [F] in `stained`, which are `scanner.STAIN`.
+    """
     normals = mesh.face_normals()
+    shine = np.tile([surface.albedo, surface.specular, surface.shininess], (len(normals), 1))
+    if stained is not None:
+        shine[stained] = STAIN.albedo, STAIN.specular, STAIN.shininess
     clouds, faces = [], []
     for calibration in calibrations:
-        points, face = _pose(mesh, normals, calibration, rng, noise, step)
+        points, face = _pose(mesh, normals, shine, calibration, rng, noise, step)
         clouds.append(points)
         faces.append(face)
-    return Points(np.concatenate(clouds).astype(np.float32), np.concatenate(faces))
+    every = np.concatenate(clouds).astype(np.float32)
+    return Points(every[:, :3], np.concatenate(faces), every[:, 3])
 
 
 def _pose(
     mesh: Mesh,
     normals: Array,
+    shine: Array,
     calibration: Calibration,
     rng: np.random.Generator,
     noise: Noise,
     step: int,
 ) -> tuple[Array, Faces]:
+    """Points and brightness [N, 4], and their faces."""
     tray_from_camera = calibration.tray_from_camera
     if tray_from_camera is None:
         raise ValueError(f"calibration {calibration.name}: the surrogate needs tray_from_camera")
@@ -92,25 +108,26 @@ def _pose(
     )
     depth, face = _z_buffer(mesh, camera_from_tray, camera, width, height)
     lamp_depth, _ = _z_buffer(mesh, projector_from_tray, lamp, lamp_width, lamp_height)
-    out = np.empty((height * width, 3))
+    out = np.empty((height * width, 4))
     source = np.empty(height * width, np.int32)
     pixel_mm = float(np.median(1.0 / depth[face >= 0])) / camera[0, 0] if (face >= 0).any() else 1.0
     count = _points(
-        depth, face, normals, camera, tray_from_camera, lamp_depth, lamp, projector_from_tray,
-        int(rng.integers(2**31)), pixel_mm / step,
+        depth, face, normals, shine, camera, tray_from_camera,
+        lamp_depth, lamp, projector_from_tray, int(rng.integers(2**31)), pixel_mm / step,
         noise.depth, noise.grazing_keep, noise.flying, noise.edge_drop,
         out, source,
     )  # fmt: skip
     points = out[:count]
     x, y, z = np.radians(rng.normal(0, 0.03, 3))
     turn = np.array([[1.0, -z, y], [z, 1.0, -x], [-y, x, 1.0]])
-    points = points @ turn.T + rng.normal(0, noise.registration * pixel_mm / step, 3)
+    points[:, :3] = points[:, :3] @ turn.T
+    points[:, :3] += rng.normal(0, noise.registration * pixel_mm / step, 3)
     if count and noise.blind_share > 0.0 and rng.random() < noise.blind_share:
-        off = points - points[int(rng.integers(count))]
+        off = points[:, :3] - points[int(rng.integers(count)), :3]
         radius = float(rng.uniform(*noise.blind_radius)) * pixel_mm / step
         seen = np.einsum("ij,ij->i", off, off) > radius**2
         return points.compress(seen, axis=0), source[:count].compress(seen)
-    return points, source[:count].copy()
+    return points.copy(), source[:count].copy()
 
 
 def _shrunk(matrix: Array, size: tuple[int, int], step: int) -> tuple[Array, int, int]:
@@ -136,7 +153,7 @@ def _z_buffer(
 
 @numba.njit(cache=True, fastmath=True)
 def _points(
-    depth: Array, face: Faces, normals: Array, camera: Array, tray_from_camera: Array,
+    depth: Array, face: Faces, normals: Array, shine: Array, camera: Array, tray_from_camera: Array,
     lamp_depth: Array, lamp: Array, projector_from_tray: Array, seed: int, pixel_mm: float,
     sigma: float, grazing_keep: float, flying: float, edge_drop: float, out: Array, source: Faces,
 ) -> int:  # fmt: skip
@@ -219,6 +236,12 @@ def _points(
             out[n, 0] = tray_from_camera[0, 3] + moved * rx
             out[n, 1] = tray_from_camera[1, 3] + moved * ry
             out[n, 2] = tray_from_camera[2, 3] + moved * rz
+            hx, hy, hz = lx / far - rx / length, ly / far - ry / length, lz / far - rz / length
+            half = (nx * hx + ny * hy + nz * hz) / math.sqrt(hx * hx + hy * hy + hz * hz)
+            bright = shine[t, 0] * light
+            if half > 0.0:
+                bright += shine[t, 1] * half ** shine[t, 2]
+            out[n, 3] = min(bright, 1.0) * (1.0 + 0.015 * np.random.standard_normal())
             source[n] = t
             n += 1
     return n

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from forge_station.contract.views import VIEWS
 from forge_station.geometry import pose
 from training.evaluation.truth import Wrong, defect_flags, surface_truth, wrong
 
@@ -74,6 +75,6 @@ def test_training_and_evaluation_mark_the_same_cells() -> None:
     part = pose.align(points[points[:, 2] > 1], 0.2)
     flags = defect_flags(part, points, defect)
     picture, _ = sheet.surface_picture(part.points, surface_samples.NANO_LAYOUT)
-    box = sheet.robust_box(part.points)
-    expected = surface_samples.truth_grid(part, flags, picture.mm_per_px, box)
+    middles = dict.fromkeys(VIEWS, sheet.robust_box(part.points).centre)
+    expected = surface_samples.truth_grid(part, flags, picture.mm_per_px, middles)
     assert np.array_equal(surface_truth(part, flags).cells, expected)
