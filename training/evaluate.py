@@ -163,6 +163,7 @@ def evaluated(cases: Cases, args: argparse.Namespace, *, sizes: bool) -> Evaluat
         sizes,
         args.probes,
         args.references,
+        tuple(args.threshold),
     )
     return by_bundle(bundle, cases, settings, args)
 
@@ -206,6 +207,14 @@ def parser_of() -> argparse.ArgumentParser:
         "the catalogue's modelled shapes (also of parts that its line does not have), none, or a "
         "file of training.references",
     )
+    asked.add_argument(
+        "--threshold",
+        type=_threshold,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an operating point in place of the bundle's, as look_again=1 (no second look)",
+    )
     asked.add_argument("--shots", type=int, default=1, help="pictures of the setting reference")
     asked.add_argument("--examples", type=Path, help="folder of cases to show; default: --cases")
     asked.add_argument(
@@ -242,6 +251,14 @@ def parser_of() -> argparse.ArgumentParser:
     model.add_argument("--replies", type=Path, help="raw replies; default: beside --out")
     model.add_argument("--offline", action="store_true", help="stored replies only, ask nobody")
     return parser
+
+
+def _threshold(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}") from None
 
 
 def _checked(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

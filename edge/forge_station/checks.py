@@ -8,7 +8,7 @@ and the model's interface; no files, no cameras, no MQTT.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
@@ -31,7 +31,7 @@ from forge_station.contract.verdict import (
     SurfaceReading,
 )
 from forge_station.contract.views import AXES, MARKS, PHOTO, VIEWS, Layout
-from forge_station.geometry import gauge, sheet
+from forge_station.geometry import gauge, sheet, surface
 from forge_station.geometry.gauge import Size
 from forge_station.geometry.pose import PartCloud
 from forge_station.vlm.decode import Branch, Limits
@@ -47,6 +47,10 @@ CERTAIN = 1000.0
 """Log-odds of what is certain, such as a missing piece: beyond what float64 probabilities give."""
 
 
+Closer = Callable[[Mapping[str, surface.Window]], sheet.Sheet]
+"""Draws a window of each view at twice the scale, see `geometry.surface`."""
+
+
 @dataclass(frozen=True)
 class Thresholds:
     """Operating points; a bundle's manifest sets them, a station file may replace them."""
@@ -57,6 +61,11 @@ class Thresholds:
     """Probability of any defect from which a person must look."""
     grid_row: Probability = 0.5
     """Probability from which a grid row is written."""
+    look_again: Probability = 1.0
+    """Probability of any defect from which a surface gets a closer look; 1: never. Only for bundles
+    whose model was trained on closer looks."""
+    closer_weight: Probability = 0.5
+    """Of the closer look beside the first: weight of its log-probabilities."""
     size_tolerance: Annotated[float, Limit(0.01, 100.0)] = 1.0
     """Scale of the allowed difference between measured and nominal size of a reading."""
     answer_disagree: Probability = 0.9
@@ -224,16 +233,19 @@ def read_surface(
     thresholds: Thresholds,
     time_budget_s: float,
     *,
+    closer: Closer | None = None,
     always_grid: bool = False,
     request: str = "joint",
 ) -> SurfaceRead:
     """Class and score of one part from one forward pass; the grid only where it looks defective.
 
-    `always_grid` decodes the grid in any case (evaluation). `request` is one of the three VIEScore2
-    requests (`tasks.REQUESTS`): `score` gives no grid, `grid` no score, `joint` both.
+    `closer` draws a window of each view larger: from `thresholds.look_again` on the model looks
+    there a second time, and both looks decide. `always_grid` decodes the grid in any case
+    (evaluation). `request` is one of the three VIEScore2 requests (`tasks.REQUESTS`): `score` gives
+    no grid, `grid` no score, `joint` both.
     """
     facts = tasks.surface_facts(part, size.box, request)
-    look = _Look(thresholds, time_budget_s, always_grid, request)
+    look = _Look(thresholds, time_budget_s, always_grid, request, closer)
     return _read_views(model, picture, mark, facts, VIEWS, look)
 
 
@@ -283,6 +295,7 @@ class _Look:
     time_budget_s: float
     always_grid: bool
     request: str
+    closer: Closer | None = None
 
 
 def _read_views(
@@ -298,6 +311,10 @@ def _read_views(
     score = None
     if look.request != "grid":
         score = _expected_score(model.score_options(trunk, tasks.SCORE_KEY, tasks.SCORES))
+    again: _Again | None = None
+    if look.closer is not None and 1.0 - odds[tasks.NORMAL] >= look.thresholds.look_again:
+        again = _look_again(model, trunk, facts, look.closer)
+        odds = _both(odds, again.odds, look.thresholds.closer_weight)
     name = max(odds, key=lambda option: odds[option])
     looked = look.always_grid or 1.0 - odds[tasks.NORMAL] >= look.thresholds.defect_unsure
     looked = looked and look.request != "score"
@@ -305,6 +322,9 @@ def _read_views(
     overrun = False
     if looked:
         cells, overrun = _decode_grid(model, trunk, views, look)
+        if again is not None:
+            inside, late = _decode_grid(model, again.trunk, views, look)
+            cells, overrun = _refined(cells, inside, again.windows), overrun or late
     grids = {view: DefectGrid(cells[i]) for i, view in enumerate(views)}
     text = explanation.explain_views(score, grids if looked else {}, "surface")
     reading = SurfaceReading(
@@ -317,6 +337,51 @@ def _read_views(
     )
     readings = [_grid_reading(mark, view, grids[view], picture) for view in views if looked]
     return SurfaceRead(reading, tuple(readings), odds, overrun)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """The second look: its windows, what was read there, and where its rows branch off."""
+
+    windows: Mapping[str, surface.Window]
+    trunk: Trunk
+    odds: Mapping[str, float]
+
+
+def _look_again(model: VisionLanguageModel, trunk: Trunk, facts: str, closer: Closer) -> _Again:
+    """Look at the most suspicious window of each view, by the first look's cell probabilities."""
+    keys = [tasks.row_key(view, row) for view in VIEWS for row in range(GRID_SIDE)]
+    cells = model.soft_rows(trunk, keys).cells.reshape(len(VIEWS), GRID_SIDE, GRID_SIDE)
+    windows = surface.suspicious(cells)
+    near = model.trunk([closer(windows).image], _trunk_text(facts))
+    odds = model.score_options(near, tasks.CLASS_KEY, model.manifest.vocabulary.classes)
+    return _Again(windows, near, odds)
+
+
+def _both(
+    first: Mapping[str, float], closer: Mapping[str, float], weight: float
+) -> dict[str, float]:
+    """Class -> probability from two looks: weighted mean of the logarithms, made to sum to 1."""
+    floor = 1e-12
+    raw = {
+        name: max(first[name], floor) ** (1.0 - weight) * max(closer[name], floor) ** weight
+        for name in first
+    }
+    total = sum(raw.values())
+    return {name: value / total for name, value in raw.items()}
+
+
+def _refined(
+    cells: NDArray[np.bool_], inside: NDArray[np.bool_], windows: Mapping[str, surface.Window]
+) -> NDArray[np.bool_]:
+    """The first look's cells [3, 16, 16]; in each window those of the closer look `inside`."""
+    out = cells.copy()
+    zoom, side = surface.ZOOM, surface.WINDOW
+    for i, view in enumerate(VIEWS):
+        row, column = windows[view]
+        shrunk = inside[i].reshape(side, zoom, side, zoom).any(axis=(1, 3))
+        out[i, row : row + side, column : column + side] = shrunk
+    return out
 
 
 def _decode_grid(

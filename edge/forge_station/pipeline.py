@@ -175,12 +175,13 @@ class Inspector:
                     for mark, part in zip(sizes, parts, strict=True):
                         name = next(r.part for r in read.parts if r.mark == mark)
                         with watch.stage("views"):
-                            pictures[mark] = self.surface(part, name).picture
+                            seen = self.surface(part, name)
+                            pictures[mark] = seen.picture
                         with watch.stage("surface"):
                             surfaces.append(
                                 checks.read_surface(
                                     self.model, pictures[mark], mark, name, sizes[mark],
-                                    self.thresholds, self.time_budget_s,
+                                    self.thresholds, self.time_budget_s, closer=seen.closer_picture,
                                 )
                             )  # fmt: skip
                     if job.product is not None:

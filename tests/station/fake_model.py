@@ -24,6 +24,7 @@ from forge_station.sim import fasteners, rest_pose
 from forge_station.sim.mesh import sample_surface
 from forge_station.vlm.decode import Branch, BranchResult, Limits
 from forge_station.vlm.model import Trunk
+from forge_station.vlm.soft_grid import SoftRows
 
 PIXEL_MM = 0.15
 NORMAL: Mapping[str, float] = {"normal": 0.97}
@@ -43,6 +44,11 @@ class FakeModel:
     missing: Mapping[str, float] = field(default_factory=lambda: {"none": 0.99})
     score: Mapping[str, float] = field(default_factory=lambda: {"10/10": 1.0})
     surface: Mapping[str, float] = field(default_factory=lambda: NORMAL)
+    near: Mapping[str, float] = field(default_factory=dict)
+    """Class -> probability of the closer look."""
+    suspicious: tuple[str, int, int] = ("top", 5, 9)
+    """View, row and column of the one suspicious cell."""
+    near_rows: Mapping[str, str] = field(default_factory=dict)
     surface_score: Mapping[str, float] = field(default_factory=lambda: {"9/10": 1.0})
     rows: Mapping[str, str] = field(default_factory=dict)
     fails: frozenset[str] = frozenset()
@@ -52,6 +58,9 @@ class FakeModel:
     texts: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     closed: int = 0
+    warmed: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
+    nearest: int = 0
+    """Length of the trunk of the closer look."""
 
     manifest = Manifest(
         name="script",
@@ -61,6 +70,9 @@ class FakeModel:
         precision="fp32",
         files={"nothing.bin": FileEntry.of(b"")},
     )
+
+    def warm_up(self, sizes: Sequence[tuple[int, int]] = ()) -> None:
+        self.warmed.append(tuple(sizes))
 
     def close(self) -> None:
         self.closed += 1
@@ -76,6 +88,14 @@ class FakeModel:
         self.texts.append(text)
         return Trunk((), (*trunk.ids, 1), trunk.position + 1)
 
+    def soft_rows(self, trunk: Trunk, keys: Sequence[str]) -> SoftRows:
+        """One cell stands out; the next trunk is the closer look."""
+        self.nearest = trunk.length + 1
+        view, row, column = self.suspicious
+        cells = np.full((len(keys), 16), 0.01, np.float32)
+        cells[list(keys).index(tasks.row_key(view, row)), column] = 0.8
+        return SoftRows(cells, cells.max(axis=1))
+
     def columns_grammar(self) -> Any:
         return "columns"
 
@@ -84,9 +104,10 @@ class FakeModel:
     ) -> list[BranchResult]:
         self._may_fail("decode_branches")
         results = []
+        rows = self.near_rows if trunk.length == self.nearest else self.rows
         for branch in branches:
             self.keys.append(branch.key)
-            text, probability = self.rows.get(branch.key, tasks.NONE), 0.9
+            text, probability = rows.get(branch.key, tasks.NONE), 0.9
             over = branch.key in self.overruns
             logprob = math.log(probability)
             results.append(
@@ -118,7 +139,7 @@ class FakeModel:
         script = {
             tasks.ANSWER_KEY: self.letter,
             tasks.MISSING_KEY: self.missing,
-            tasks.CLASS_KEY: self.surface,
+            tasks.CLASS_KEY: self.near if trunk.length == self.nearest else self.surface,
             tasks.SCORE_KEY: self.surface_score if pictured else self.score,
         }[key]
         unknown = set(script) - set(texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 
+import numpy as np
 import pytest
 
 pytest.importorskip("scipy", reason="part shapes need the extra demo")
@@ -25,6 +26,7 @@ from forge_station.contract.verdict import (
 from forge_station.contract.views import LARGE_LAYOUT, MARKS, NANO_LAYOUT
 from forge_station.geometry import sheet
 from forge_station.geometry.gauge import Size
+from forge_station.geometry.surface import look, suspicious
 from tests.station.fake_model import FakeModel, part_cloud
 
 NUT, BOLT = "hex_nut M8", "hex_bolt M8x30"
@@ -34,7 +36,8 @@ SINGLE = Product("NUT", "single", ("workpiece", "surface"), {NUT: 1})
 
 
 def test_an_unknown_threshold_is_refused_with_the_known_ones():
-    with pytest.raises(ContractError, match=r"defect_fial.*one of answer_disagree, defect_fail"):
+    known = "one of answer_disagree, closer_weight, defect_fail"
+    with pytest.raises(ContractError, match=f"defect_fial.*{known}"):
         Thresholds.read({"defect_fail": 0.4}, {"defect_fial": 0.5})
 
 
@@ -117,6 +120,56 @@ def test_the_grid_can_be_asked_for_in_any_case():
     )
     assert [grid.cells for grid in read.grids] == [(), ((1, 2),), ()]
     assert len([key for key in model.keys if " r" in key]) == 48
+
+
+NEAR = Thresholds(look_again=0.1, closer_weight=0.5)
+
+
+def looked(model: FakeModel, thresholds: Thresholds) -> SurfaceRead:
+    seen = look(part_cloud(NUT).points, NANO_LAYOUT)
+    return checks.read_surface(
+        model, seen.picture, "A", NUT, NUT_SIZE, thresholds, 1.0, closer=seen.closer_picture
+    )
+
+
+def test_a_suspicious_surface_is_looked_at_again_and_both_looks_decide():
+    model = FakeModel(surface={"normal": 0.8, "dent": 0.2}, near={"normal": 0.1, "dent": 0.9})
+    read = looked(model, NEAR)
+    dent, normal = math.sqrt(0.2 * 0.9), math.sqrt(0.8 * 0.1)
+    assert read.probabilities["dent"] == pytest.approx(dent / (dent + normal), abs=1e-4)
+    assert sum(read.probabilities.values()) == pytest.approx(1)
+    first, closer = model.images
+    seen = look(part_cloud(NUT).points, NANO_LAYOUT)
+    expected = seen.closer_picture(suspicious(_one(2, 5, 9))).image
+    assert np.array_equal(first, seen.picture.image)
+    assert np.array_equal(closer[:, -224:], expected[:, -224:])  # the top view
+
+
+@pytest.mark.parametrize("thresholds", [Thresholds(), Thresholds(look_again=0.3)])
+def test_there_is_no_second_look_below_its_limit(thresholds):
+    model = FakeModel(surface={"normal": 0.8, "dent": 0.2}, near={"dent": 1.0})
+    read = looked(model, thresholds)
+    assert read.probabilities["dent"] == 0.2
+    assert len(model.images) == 1
+
+
+def test_cells_of_the_closer_look_replace_those_of_its_window():
+    """Two small columns are one large one."""
+    rows = {"top r6:": "10", "top r16:": "1", "front r7:": "8"}
+    model = FakeModel(
+        surface={"dent": 0.9}, near={"dent": 0.9}, rows=rows, near_rows={"top r1:": "1,4"}
+    )
+    read = looked(model, NEAR)
+    window = suspicious(_one(2, 5, 9))["top"]
+    grids = {grid.view: set(grid.cells) for grid in read.grids}
+    assert grids["top"] == {(15, 0), (window[0], window[1]), (window[0], window[1] + 1)}
+    assert grids["front"] == set()  # inside the middle window, where the closer look saw nothing
+
+
+def _one(view: int, row: int, column: int) -> np.ndarray:
+    cells = np.zeros((3, 16, 16))
+    cells[view, row, column] = 1
+    return cells
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from forge_station.geometry import gauge, reference, reference_io, sheet, surfac
 from forge_station.geometry.gauge import Size
 from forge_station.geometry.pose import PartCloud
 from forge_station.geometry.reference import Reference
+from forge_station.geometry.surface import Surface
 from forge_station.opening import open_inspector
 from forge_station.pipeline import Inspector, Job
 from forge_station.sim.references import CadReferences
@@ -61,11 +62,14 @@ class Settings:
     references: str = BUNDLE
     """Where the references of surfaces come from, for a bundle that is shown the difference from
     them: `bundle`, `cad` (the catalogue's modelled shapes), `none`, or a file of references."""
+    thresholds: tuple[tuple[str, float], ...] = ()
+    """Operating points in place of the bundle's."""
 
 
 def opened(bundle: Path, threads: int, settings: Settings) -> Inspector:
     """The bundle as the station would open it, but judged by its checks alone."""
-    inspector = open_inspector(bundle, threads=threads, checks_alone=True)
+    own = dict(settings.thresholds)
+    inspector = open_inspector(bundle, threads=threads, checks_alone=True, overrides=own)
     if settings.setting == "zero-shot" or settings.references == WITHOUT:
         return replace(inspector, references={})
     if settings.references == CAD:
@@ -306,10 +310,11 @@ def _surface_row(inspector: Inspector, case: Case, seen: Seen, row: Row, setting
         outcome, reasons = combine(("surface",), [gate])
         return replace(row, outcome=outcome.value, reasons=codes_of(r.code for r in reasons))
     part = max(seen.parts, key=lambda item: len(item.points)) if seen.parts else None
-    shown = False
+    shown, closer = False, None
     with watch.stage("views"):
         if part is not None:
-            picture, shown = surface_picture(inspector, part, case, settings)
+            looked, shown = surface_of(inspector, part, case, settings)
+            picture, closer = looked.picture, looked.closer_picture
             size = gauge.measure(part)
         else:
             picture, size = _surface_of(seen)
@@ -322,6 +327,7 @@ def _surface_row(inspector: Inspector, case: Case, seen: Seen, row: Row, setting
             size if settings.sizes else NO_SIZE,
             inspector.thresholds,
             inspector.time_budget_s,
+            closer=closer,
             always_grid=True,
             request=settings.request,
         )
@@ -354,9 +360,9 @@ def _differs(inspector: Inspector) -> bool:
     return DIFFERENCE in inspector.model.manifest.surface_channels
 
 
-def surface_picture(
+def surface_of(
     inspector: Inspector, part: PartCloud, case: Case, settings: Settings
-) -> tuple[sheet.Sheet, bool]:
+) -> tuple[Surface, bool]:
     """What the surface check is shown, and whether a reference is in it.
 
     The references of a case go before those of the inspector.
@@ -366,9 +372,9 @@ def surface_picture(
     if _differs(inspector) and settings.setting != "zero-shot" and settings.references != WITHOUT:
         own = _own_reference(case, settings.folder)
     if own is not None:
-        return surface.look(part.points, inspector.layout, own).picture, True
-    picture = inspector.surface(part, name).picture
-    return picture, _differs(inspector) and name in inspector.references
+        return surface.look(part.points, inspector.layout, own), True
+    seen = inspector.surface(part, name)
+    return seen, _differs(inspector) and name in inspector.references
 
 
 def _own_reference(case: Case, folder: Path) -> Reference | None:

@@ -18,7 +18,7 @@ from forge_station.errors import StationError
 from forge_station.geometry import sheet
 from forge_station.pipeline import Inspector
 from training.evaluation import by_photo, case_input, surface_figures, tray_figures
-from training.evaluation.by_station import BAD_DATA, Settings, surface_picture
+from training.evaluation.by_station import BAD_DATA, Settings, surface_of
 from training.evaluation.case_files import PHOTO, Case
 from training.evaluation.pictures import METRIC, encoded
 from training.evaluation.rows import CELL_VIEWS, Row
@@ -73,7 +73,7 @@ class Drawer:
         elif case.task == "surface":
             part = max(seen.parts, key=lambda item: len(item.points))
             if self.inspector is not None and self.settings is not None:
-                surface, _ = surface_picture(self.inspector, part, case, self.settings)
+                surface = surface_of(self.inspector, part, case, self.settings)[0].picture
             else:
                 surface, _ = sheet.surface_picture(part.points, layout)
             marks = surface

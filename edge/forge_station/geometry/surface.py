@@ -57,6 +57,10 @@ class Surface:
             views[name] = drawn
         return replace(self.picture, image=image, mm_per_px=mm_per_px), views
 
+    def closer_picture(self, windows: Mapping[str, Window]) -> Sheet:
+        """The picture of `closer` alone."""
+        return self.closer(windows)[0]
+
     def middle(self, name: str, window: Window) -> Point:
         """The point of the part frame in the middle of a view's window, mm."""
         cell = self.picture.mm_per_px * self.layout.panel / GRID_SIDE
