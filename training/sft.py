@@ -25,7 +25,7 @@ from pathlib import Path
 
 from forge_station.contract.catalogue import WORKPIECES
 from forge_station.contract.error import StationError
-from forge_station.contract.views import CHANNELS, DIFFERENCE, SURFACE_CHANNELS
+from forge_station.contract.views import CHANNELS, DIFFERENCE, SURFACE_CHANNELS, WHITE
 
 NANO = "nano"
 _LARGE = """Supervised fine-tuning of a Qwen2.5-VL checkpoint on example files.
@@ -73,9 +73,10 @@ def nano_parser() -> argparse.ArgumentParser:
         "--surface-channels",
         nargs=3,
         default=SURFACE_CHANNELS,
-        choices=[*CHANNELS, DIFFERENCE, "blank"],
+        choices=[*CHANNELS, DIFFERENCE, WHITE, "blank"],
         metavar="CHANNEL",
-        help="what a surface picture shows: shade relief height difference blank (ablations)",
+        help="what a surface picture shows: shade relief height difference white blank "
+        "(ablations; a station draws what its manifest may name: not white)",
     )
     parser.add_argument("--init", type=Path, help="state.pt of an earlier run to start from")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run")

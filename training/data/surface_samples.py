@@ -211,7 +211,7 @@ def _height_and_white(
     if part.white is None:
         return height, np.zeros_like(height)
     bright = render.view_mean(
-        part.points, part.white, name, view.mm_per_px, view.depth.shape, middle
+        part.points, part.white.astype(np.float32), name, view.mm_per_px, view.depth.shape, middle
     )
     return height, render.white(view, bright)
 

@@ -236,12 +236,12 @@ def pack_surface(
     size: tuple[float, float, float],
     defect: str,
     grid: np.ndarray,
-    score: int,
+    score: int | None,
     image: tuple[int, int],
     rng: np.random.Generator,
     most_rows: int = 12,
 ) -> Packed:
-    """Class, score and grid rows; `grid` [3, 16, 16] bool.
+    """Class, score and grid rows; `grid` [3, 16, 16] bool; no score of a closer look (None).
 
     At most `most_rows` filled and as many empty rows are drawn; their weights stand for the rest.
     """
@@ -250,7 +250,7 @@ def pack_surface(
     facts = tasks.surface_facts(part, size, request)
     start = packed.add_trunk(tasks.TRUNK_OPEN, image, facts + tasks.ASSISTANT)
     packed.add_branch(tasks.CLASS_KEY, defect, start, weight=2.0)
-    if request != "grid":
+    if request != "grid" and score is not None:
         packed.add_branch(tasks.SCORE_KEY, f"{score}/10", start, weight=0.5)
     if request != "score":
         views = {view: i for i, view in enumerate(("front", "side", "top"))}

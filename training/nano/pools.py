@@ -1,7 +1,8 @@
 """Sample pools on disk: written in shards by `training.synth`, read memory-mapped by training.
 
 A shard is `NNNN.images.npy` (uint8) and `NNNN.meta.npz`; the meta file is written last, so that a
-killed writer leaves no half shard. Pools may grow while they are read.
+killed writer leaves no half shard. Pools may grow while they are read. A pool `surface` goes with
+those named `surface-...` beside it (`surface-decoded`), but `surface-val`, as one.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from forge_station.contract.views import (
     NANO_LAYOUT,
     SURFACE_CHANNELS,
     VIEWS,
+    WHITE,
 )
 from forge_station.geometry import sheet
+from training.data import shards
 from training.data.shards import write_shard as write_shard
 from training.nano import pack
 
 BLANK = "blank"
+_VALIDATION = "-val"
 _WORKPIECE_OF = np.array([WORKPIECES.index(model.workpiece) for model in CATALOGUE])
 
 
@@ -46,18 +50,31 @@ class _Shards:
 
 
 def _open(data: Path, name: str) -> _Shards:
-    files = sorted((data / name).glob("*.meta.npz"))
-    if not files:
+    folders = [data / name]
+    if not name.endswith(_VALIDATION):
+        others = sorted(data.glob(f"{name}-*"))
+        folders += [path for path in others if not path.name.endswith(_VALIDATION)]
+    found = [(path, number) for path in folders for number in shards.numbers(path)]
+    if not found:
         raise SystemExit(
             f"pool {data / name}: no shards found; write it with `python -m training.synth {name}`"
         )
-    images, metas = [], []
-    for file in files:
-        images.append(np.load(str(file).replace(".meta.npz", ".images.npy"), mmap_mode="r"))
-        with np.load(file) as stored:
-            metas.append({key: stored[key] for key in stored.files})
-    meta = {key: np.concatenate([m[key] for m in metas]) for key in metas[0]}
-    return _Shards(images, meta, np.cumsum([0] + [len(i) for i in images]))
+    images = [shards.images_of(*shard) for shard in found]
+    metas = [shards.read_meta(*shard) for shard in found]
+    first = np.cumsum([0] + [len(i) for i in images])
+    # What a pool does not tell, its samples are not: closer looks, closed cracks.
+    keys = dict.fromkeys(key for meta in metas for key in meta)
+    blank = {key: next(m[key] for m in metas if key in m) for key in keys}
+    meta = {
+        key: np.concatenate(
+            [
+                m.get(key, np.zeros((len(i), *like.shape[1:]), like.dtype))
+                for m, i in zip(metas, images, strict=True)
+            ]
+        )
+        for key, like in blank.items()
+    }
+    return _Shards(images, meta, first)
 
 
 @dataclass(frozen=True)
@@ -84,11 +101,11 @@ class SheetPool:
     @classmethod
     def open(cls, data: Path, name: str, without: Collection[str] = ()) -> SheetPool:
         """`without`: workpieces that training must not see; samples that show one are left out."""
-        shards = _open(data, name)
+        opened = _open(data, name)
         barred = np.isin(_WORKPIECE_OF, [WORKPIECES.index(name) for name in without])
-        part = shards.meta["part"]
+        part = opened.meta["part"]
         kept = np.flatnonzero(~((part >= 0) & barred[part]).any(axis=1))
-        return cls(shards, kept, np.flatnonzero(~barred))
+        return cls(opened, kept, np.flatnonzero(~barred))
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -157,7 +174,7 @@ class SurfaceBatch:
     defect: torch.Tensor
 
 
-STORED_CHANNELS = (*CHANNELS, DIFFERENCE)
+STORED_CHANNELS = (*CHANNELS, DIFFERENCE, WHITE)
 """Channels of a stored surface picture; the model is shown three of them."""
 NO_REFERENCE = 0.1
 """Share of training pictures whose difference is blank: parts without a reference."""
@@ -183,8 +200,8 @@ class SurfacePool:
         no_reference: float = 0.0,
     ) -> SurfacePool:
         """`channels` None: with the difference where the pool has it, else without."""
-        shards = _open(data, name)
-        stored = STORED_CHANNELS[: shards.images[0].shape[-1]]
+        opened = _open(data, name)
+        stored = STORED_CHANNELS[: min(images.shape[-1] for images in opened.images)]
         if channels is None:
             channels = SURFACE_CHANNELS if DIFFERENCE in stored else CHANNELS
         lacking = [c for c in channels if c != BLANK and c not in stored]
@@ -193,18 +210,22 @@ class SurfacePool:
                 f"pool {data / name}: its pictures have {', '.join(stored)}, not "
                 f"{', '.join(lacking)}; write it again with `python -m training.synth {name}`"
             )
-        return cls(shards, channels, no_reference)
+        return cls(opened, channels, no_reference)
 
     def __len__(self) -> int:
         return len(self.shards)
 
+    def _closer(self, index: int) -> bool:
+        return "closer" in self.shards.meta and bool(self.shards.meta["closer"][index])
+
     def pictures(self, index: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Pictures uint8 [B, H, W, 3] in the pool's channels."""
-        stored = np.stack([self.shards.image(i) for i in index.tolist()])
-        out = np.zeros((*stored.shape[:3], 3), np.uint8)
+        stored = [self.shards.image(i) for i in index.tolist()]
+        out = np.zeros((len(stored), *stored[0].shape[:2], 3), np.uint8)
         for place, name in enumerate(self.channels):
             if name != BLANK:
-                out[..., place] = stored[..., STORED_CHANNELS.index(name)]
+                for picture, image in zip(out, stored, strict=True):
+                    picture[..., place] = image[..., STORED_CHANNELS.index(name)]
             if name == DIFFERENCE and self.no_reference > 0:
                 out[rng.random(len(index)) < self.no_reference, ..., place] = 0
         return out
@@ -221,7 +242,7 @@ class SurfacePool:
                     _size(size),
                     tasks.SURFACE_CLASSES[int(meta["defect"][i])],
                     meta["grid"][i],
-                    int(meta["score"][i]),
+                    None if self._closer(i) else int(meta["score"][i]),
                     NANO_LAYOUT.surface_size,
                     rng,
                 )

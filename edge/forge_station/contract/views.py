@@ -20,7 +20,7 @@ PHOTO: Literal["photo"] = "photo"
 """View name of a grid on a photo: 16 x 16 cells over the whole photo, whatever its aspect."""
 MARKS = "ABCDEF"
 CHANNELS: tuple[str, str, str] = ("shade", "relief", "height")
-DIFFERENCE = "difference"
+DIFFERENCE, WHITE = "difference", "white"
 SURFACE_CHANNELS: tuple[str, str, str] = ("shade", "relief", DIFFERENCE)
 """Of a surface picture where the part has a reference (`geometry.reference`) to differ from."""
 
