@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from forge_station import config
+from forge_station.checks import Thresholds
 from forge_station.contract.spec import LineSpec, Product, Rules
 from forge_station.errors import ConfigError, ContractError, StationError
 from forge_station.mes.topics import MqttConfig
@@ -222,7 +223,7 @@ def sections() -> list[type]:
     ]
 
 
-@pytest.mark.parametrize("section", sections(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("section", [*sections(), Thresholds], ids=lambda cls: cls.__name__)
 def test_the_reference_has_a_row_for_every_key_with_its_default(repository, section):
     text = (repository / "station_config/README.md").read_text(encoding="utf-8")
     begin = text.index(f"<!-- {section.__name__} -->")
