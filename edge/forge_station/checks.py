@@ -34,6 +34,7 @@ from forge_station.contract.views import AXES, MARKS, PHOTO, VIEWS, Layout
 from forge_station.geometry import gauge, sheet, surface
 from forge_station.geometry.gauge import Size
 from forge_station.geometry.pose import PartCloud
+from forge_station.geometry.surface import CloserLook
 from forge_station.vlm.decode import Branch, Limits
 from forge_station.vlm.model import Trunk, VisionLanguageModel
 
@@ -47,7 +48,7 @@ CERTAIN = 1000.0
 """Log-odds of what is certain, such as a missing piece: beyond what float64 probabilities give."""
 
 
-Closer = Callable[[Mapping[str, surface.Window]], sheet.Sheet]
+Closer = Callable[[Mapping[str, surface.Window]], CloserLook]
 """Draws a window of each view at twice the scale, see `geometry.surface`."""
 
 
@@ -120,12 +121,14 @@ class Judged:
 
 @dataclass(frozen=True)
 class SurfaceRead:
-    """What the surface check saw of one part. `probabilities`: class -> probability."""
+    """What the surface check saw of one part. `probabilities`: class -> probability. `closer`: what
+    it looked at a second time."""
 
     reading: SurfaceReading
     grids: tuple[GridReading, ...]
     probabilities: Mapping[str, float]
     overrun: bool
+    closer: CloserLook | None = None
 
     @property
     def defect_probability(self) -> float:
@@ -324,7 +327,7 @@ def _read_views(
         cells, overrun = _decode_grid(model, trunk, views, look)
         if again is not None:
             inside, late = _decode_grid(model, again.trunk, views, look)
-            cells, overrun = _refined(cells, inside, again.windows), overrun or late
+            cells, overrun = _refined(cells, inside, again.look.windows), overrun or late
     grids = {view: DefectGrid(cells[i]) for i, view in enumerate(views)}
     text = explanation.explain_views(score, grids if looked else {}, "surface")
     reading = SurfaceReading(
@@ -336,14 +339,14 @@ def _read_views(
         explanation=text,
     )
     readings = [_grid_reading(mark, view, grids[view], picture) for view in views if looked]
-    return SurfaceRead(reading, tuple(readings), odds, overrun)
+    return SurfaceRead(reading, tuple(readings), odds, overrun, again.look if again else None)
 
 
 @dataclass(frozen=True)
 class _Again:
-    """The second look: its windows, what was read there, and where its rows branch off."""
+    """The second look, what was read there, and where its rows branch off."""
 
-    windows: Mapping[str, surface.Window]
+    look: CloserLook
     trunk: Trunk
     odds: Mapping[str, float]
 
@@ -352,10 +355,10 @@ def _look_again(model: VisionLanguageModel, trunk: Trunk, facts: str, closer: Cl
     """Look at the most suspicious window of each view, by the first look's cell probabilities."""
     keys = [tasks.row_key(view, row) for view in VIEWS for row in range(GRID_SIDE)]
     cells = model.soft_rows(trunk, keys).cells.reshape(len(VIEWS), GRID_SIDE, GRID_SIDE)
-    windows = surface.suspicious(cells)
-    near = model.trunk([closer(windows).image], _trunk_text(facts))
+    look = closer(surface.suspicious(cells))
+    near = model.trunk([look.picture.image], _trunk_text(facts))
     odds = model.score_options(near, tasks.CLASS_KEY, model.manifest.vocabulary.classes)
-    return _Again(windows, near, odds)
+    return _Again(look, near, odds)
 
 
 def _both(

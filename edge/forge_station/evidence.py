@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,8 +140,9 @@ def store_files(
 def inputs_of(inspection: Inspection, name: str) -> dict[str, bytes]:
     """File name -> content of what the model was given; {} when it was given nothing.
 
-    PNG channels are those of the model's picture (red shade, green relief, blue height). The JSON
-    comes last, so that whoever finds it finds the pictures.
+    PNG channels are those of the model's picture (red shade, green relief, blue height or
+    difference). A second look is listed under `closer`, with the upper left cells of its windows.
+    The JSON comes last, so that whoever finds it finds the pictures.
     """
     parts = {part.mark: part for part in inspection.verdict.parts if part.size_mm is not None}
     files: dict[str, bytes] = {}
@@ -156,9 +158,16 @@ def inputs_of(inspection: Inspection, name: str) -> dict[str, bytes]:
             files[file] = picture.encode(seen.image, _FAST)
             facts = tasks.surface_facts(parts[mark].part, size)
             listed.append({"file": file, "mark": mark, "facts": facts})
+    closer: list[dict[str, Any]] = []
+    for mark, look in sorted(inspection.closer_looks.items()):
+        file = f"{name}.surface-{mark}-closer.png"
+        files[file] = picture.encode(look.picture.image, _FAST)
+        windows = {view: list(window) for view, window in look.windows.items()}
+        closer.append({"file": file, "mark": mark, "windows": windows})
     if listed:
         result = {"schema": INPUT_SCHEMA, "result_id": inspection.verdict.result_id}
-        files[f"{name}.input.json"] = _json(result | {"pictures": listed})
+        looks = {"closer": closer} if closer else {}
+        files[f"{name}.input.json"] = _json(result | {"pictures": listed} | looks)
     return files
 
 

@@ -66,6 +66,8 @@ class Inspection:
     """Mark -> picture, for parts whose surface was looked at."""
     marks_picture: sheet.Sheet | None = None
     """The marks sheet that was read; None when nothing was."""
+    closer_looks: Mapping[str, surface.CloserLook] = field(default_factory=dict)
+    """Mark -> second picture, for surfaces that were looked at twice."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ class Inspector:
                             surfaces.append(
                                 checks.read_surface(
                                     self.model, pictures[mark], mark, name, sizes[mark],
-                                    self.thresholds, self.time_budget_s, closer=seen.closer_picture,
+                                    self.thresholds, self.time_budget_s, closer=seen.closer_look,
                                 )
                             )  # fmt: skip
                     if job.product is not None:
@@ -198,7 +200,8 @@ class Inspector:
             surface=tuple(item.reading for item in surfaces),
             grids=tuple(grid for item in surfaces for grid in item.grids),
         )
-        return Inspection(verdict, tuple(parts), pictures, picture)
+        looks = {read.reading.mark: read.closer for read in surfaces if read.closer is not None}
+        return Inspection(verdict, tuple(parts), pictures, picture, looks)
 
     def failed(self, job: Job, error: StationError, watch: Stopwatch | None = None) -> Inspection:
         """The ERROR verdict of a part whose data could not be used at all."""

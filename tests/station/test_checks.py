@@ -128,7 +128,7 @@ NEAR = Thresholds(look_again=0.1, closer_weight=0.5)
 def looked(model: FakeModel, thresholds: Thresholds) -> SurfaceRead:
     seen = look(part_cloud(NUT).points, NANO_LAYOUT)
     return checks.read_surface(
-        model, seen.picture, "A", NUT, NUT_SIZE, thresholds, 1.0, closer=seen.closer_picture
+        model, seen.picture, "A", NUT, NUT_SIZE, thresholds, 1.0, closer=seen.closer_look
     )
 
 
@@ -140,7 +140,8 @@ def test_a_suspicious_surface_is_looked_at_again_and_both_looks_decide():
     assert sum(read.probabilities.values()) == pytest.approx(1)
     first, closer = model.images
     seen = look(part_cloud(NUT).points, NANO_LAYOUT)
-    expected = seen.closer_picture(suspicious(_one(2, 5, 9))).image
+    expected = seen.closer_look(suspicious(_one(2, 5, 9))).picture.image
+    assert read.closer is not None and np.array_equal(read.closer.picture.image, closer)
     assert np.array_equal(first, seen.picture.image)
     assert np.array_equal(closer[:, -224:], expected[:, -224:])  # the top view
 

@@ -23,7 +23,7 @@ from forge_station.contract.verdict import (
     decide,
 )
 from forge_station.contract.views import NANO_LAYOUT, Layout
-from forge_station.geometry import pose, sheet
+from forge_station.geometry import pose, sheet, surface
 from forge_station.pipeline import Inspection
 
 
@@ -141,6 +141,19 @@ def test_the_input_of_the_model_is_kept_to_the_bit(tmp_path):
     whole, single = data["pictures"]
     assert whole["facts"].startswith("marks scale") and "B: 30.0 8.0 6.0" in whole["facts"]
     assert single["mark"] == "A" and single["facts"] == "surface joint\npin 6x30\n30.0 8.0 6.0"
+
+
+def test_a_second_look_is_kept_with_its_windows(tmp_path):
+    found = inspection(cells=((7, 14),))
+    seen = surface.look(found.parts[0].points, NANO_LAYOUT)
+    look = seen.closer_look({"front": (4, 4), "side": (0, 8), "top": (3, 2)})
+    *pictures, listing = evidence.store(tmp_path, replace(found, closer_looks={"A": look})).inputs
+    assert pictures[-1].name.endswith(".surface-A-closer.png")
+    kept = cv2.cvtColor(cv2.imread(str(pictures[-1])), cv2.COLOR_BGR2RGB)
+    assert np.array_equal(kept, look.picture.image)
+    (said,) = json.loads(listing.read_text())["closer"]
+    assert said["mark"] == "A" and said["windows"]["side"] == [0, 8]
+    assert (tmp_path / said["file"]) == pictures[-1]
 
 
 def test_a_picture_of_four_channels_is_kept(tmp_path):

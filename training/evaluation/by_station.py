@@ -314,7 +314,7 @@ def _surface_row(inspector: Inspector, case: Case, seen: Seen, row: Row, setting
     with watch.stage("views"):
         if part is not None:
             looked, shown = surface_of(inspector, part, case, settings)
-            picture, closer = looked.picture, looked.closer_picture
+            picture, closer = looked.picture, looked.closer_look
             size = gauge.measure(part)
         else:
             picture, size = _surface_of(seen)

@@ -29,6 +29,14 @@ Window = tuple[int, int]
 
 
 @dataclass(frozen=True)
+class CloserLook:
+    """A picture like the first, but of `windows`: view -> window."""
+
+    picture: Sheet
+    windows: Mapping[str, Window]
+
+
+@dataclass(frozen=True)
 class Surface:
     """The first look at a part. `picture`: shade, relief, and the difference from the reference.
 
@@ -57,9 +65,9 @@ class Surface:
             views[name] = drawn
         return replace(self.picture, image=image, mm_per_px=mm_per_px), views
 
-    def closer_picture(self, windows: Mapping[str, Window]) -> Sheet:
+    def closer_look(self, windows: Mapping[str, Window]) -> CloserLook:
         """The picture of `closer` alone."""
-        return self.closer(windows)[0]
+        return CloserLook(self.closer(windows)[0], windows)
 
     def middle(self, name: str, window: Window) -> Point:
         """The point of the part frame in the middle of a view's window, mm."""
