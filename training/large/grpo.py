@@ -22,6 +22,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from forge_station.contract import tasks
+from training.data.strata import CELL_EDGES, stratified
 from training.large import checkpoint, rows, sft, sharding
 from training.large.checkpoint import FullResume, RunError
 from training.large.processor import (
@@ -32,7 +33,6 @@ from training.large.processor import (
     suppressed_tokens,
 )
 from training.large.rows import Placed
-from training.nano.grpo import CELL_EDGES, stratified
 from training.rewards import Fields, Recipe, read_target, trl_rewards
 
 
