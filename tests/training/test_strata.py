@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-
 from training.data import strata
 from training.rewards import RewardError
 
