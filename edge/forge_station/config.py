@@ -66,6 +66,10 @@ class Runtime:
     """ONNX Runtime execution provider, e.g. CPUExecutionProvider; auto: the best installed."""
     time_budget_s: NotNegative = 10.0
     """Of the model for one part; beyond it the outcome is UNSURE."""
+    spinning: bool = False
+    """Idle threads burn their cores: quicker where the station has the box for itself."""
+    keep_warm_s: NotNegative = 0.0
+    """Run the model on a blank picture after so many seconds without a part; 0: never."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from forge_station.contract.verdict import Outcome, Verdict
 from forge_station.errors import ConfigError
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher
-from forge_station.station import Done, Station, open_station_inspector
+from forge_station.station import Done, Station, birth_of, open_station_inspector
 from forge_station.timing import by_stage
 
 _DRAIN_S = 20.0
@@ -144,11 +144,7 @@ def run(config: StationConfig, count: int, out: TextIO = sys.stdout, *, store: b
         outbox = stack.enter_context(Outbox(config.outbox))
         first = 1 + outbox.last_seq("verdict")
         manifest = inspector.model.manifest
-        publisher = Publisher(
-            outbox,
-            config.mqtt,
-            birth={"model": {"name": manifest.name, "version": manifest.version}},
-        )
+        publisher = Publisher(outbox, config.mqtt, birth=birth_of(inspector))
         if config.broker != "none":
             stack.enter_context(publisher)
         station = Station(

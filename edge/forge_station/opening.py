@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from forge_station.checks import Thresholds
+from forge_station.contract import tasks
 from forge_station.contract.views import Layout
 from forge_station.errors import BundleError, StationError
 from forge_station.geometry import reference_io
@@ -29,6 +30,7 @@ def open_inspector(
     overrides: Mapping[str, float] = NO_OVERRIDES,
     threads: int = 1,
     provider: str = AUTO,
+    spinning: bool = False,
     time_budget_s: float = 10.0,
     trusted_keys: Sequence[PublicKey] = (),
     changed: Sequence[str] = (),
@@ -42,7 +44,10 @@ def open_inspector(
     `changed` since it was made may void it. `checks_alone` is for evaluations: no certificate is
     looked for, what every check passes is PASS.
     """
-    model = VisionLanguageModel.open(bundle, threads=threads, provider=provider)
+    prefix = tasks.TRUNK_OPEN + tasks.IMAGE_OPEN
+    model = VisionLanguageModel.open(
+        bundle, threads=threads, provider=provider, spinning=spinning, prefix=prefix
+    )
     try:
         try:
             released = model.manifest.thresholds

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from forge_station import evidence, version
 from forge_station.capture.base import Scanner, Trigger
@@ -24,6 +25,8 @@ from forge_station.mes.stamp import utc_now, uuid7
 from forge_station.opening import open_inspector
 from forge_station.pipeline import Inspection, Inspector, Job
 from forge_station.timing import Stopwatch
+from forge_station.vlm import engine
+from forge_station.warm import KeepWarm
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +51,25 @@ def open_station_inspector(config: StationConfig) -> Inspector:
         overrides=config.thresholds,
         threads=config.runtime.threads,
         provider=config.runtime.provider,
+        spinning=config.runtime.spinning,
         time_budget_s=config.runtime.time_budget_s,
         trusted_keys=config.trusted_keys,
         changed=config.changed_since_certificate,
     )
+
+
+def birth_of(inspector: Inspector) -> dict[str, Any]:
+    """What the retained birth message says of the model, and where it was proved to run."""
+    model = inspector.model
+    return {
+        "model": {
+            "name": model.manifest.name,
+            "version": model.manifest.version,
+            "precision": model.manifest.precision,
+            "provider": model.provider,
+            "runtime": f"onnxruntime {engine.VERSION}",
+        }
+    }
 
 
 @dataclass(frozen=True)
@@ -78,12 +96,20 @@ class Station:
             )
 
     def run(self, triggers: Iterable[Trigger]) -> Iterator[Done]:
-        """Inspect every trigger's part; each `Done` is on disk in the outbox when it is yielded."""
+        """Inspect every trigger's part; each `Done` is on disk in the outbox when it is yielded.
+
+        The model is warmed up before the first part, and kept warm while triggers are awaited.
+        """
+        model, layout = self.inspector.model, self.inspector.layout
+        model.warm_up([layout.sheet_size, layout.surface_size])
         told = self._tell_mode()
-        for trigger in triggers:
-            yield self.inspect(trigger)
-            if told != self.inspector.permit.text:  # a certificate may expire while it runs
-                told = self._tell_mode()
+        with KeepWarm(model.warm_up, self.config.runtime.keep_warm_s) as keep:
+            for trigger in triggers:
+                with keep.part():
+                    done = self.inspect(trigger)
+                yield done
+                if told != self.inspector.permit.text:  # a certificate may expire while it runs
+                    told = self._tell_mode()
 
     def _tell_mode(self) -> str:
         """The state message for MES, and the log: whether this station may say PASS, and why."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -16,7 +17,7 @@ pytest.importorskip("numba", reason="the simulator needs the extra demo")
 from forge_station.capture.base import PatternStack, Trigger
 from forge_station.capture.calibration import Calibration
 from forge_station.capture.sim import SimulatedScanner
-from forge_station.config import SimScanner, StationConfig
+from forge_station.config import Runtime, SimScanner, StationConfig
 from forge_station.contract.catalogue import by_id
 from forge_station.contract.spec import LineSpec, Product
 from forge_station.contract.verdict import Outcome, ScanSummary, Verdict
@@ -29,7 +30,7 @@ from forge_station.mes.topics import MqttConfig
 from forge_station.permit import CHECKS_ALONE, Permit
 from forge_station.pipeline import Inspection, Inspector, Job
 from forge_station.sim import fasteners, rest_pose, scanner
-from forge_station.station import Done, Station, open_station_inspector
+from forge_station.station import Done, Station, birth_of, open_station_inspector
 from forge_station.timing import Stopwatch
 from tests.station.certificates import NOW, certified
 from tests.station.fake_model import FakeModel, part_cloud
@@ -380,3 +381,23 @@ def test_a_station_refuses_an_inspector_that_asks_for_no_certificate(bench):
     inspector = PartInspector(FakeModel({}), permit=CHECKS_ALONE)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="asks for a certificate"):
         bench.make([], inspector=inspector)
+
+
+def test_a_run_begins_with_a_warm_model_of_the_pictures_sizes(bench):
+    inspector = PartInspector(FakeModel({"A": (NUT, 0.98)}), permit=certified())  # type: ignore[arg-type]
+    config = bench.config(runtime=Runtime(keep_warm_s=0.01))
+    run = bench.make(["part", "part"], inspector=inspector, config=config).run(triggers(2))
+    next(run)
+    layout = inspector.layout
+    assert inspector.model.warmed[0] == (layout.sheet_size, layout.surface_size)
+    until = time.monotonic() + 30
+    while len(inspector.model.warmed) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert inspector.model.warmed[1:3] == [(), ()], "kept warm while the next trigger is awaited"
+    assert [done.verdict.outcome for done in run] == [Outcome.PASS]
+
+
+def test_the_birth_message_says_where_the_model_runs():
+    model = birth_of(PartInspector(FakeModel({"A": (NUT, 0.98)})))["model"]  # type: ignore[arg-type]
+    assert model["provider"] == "script"
+    assert model["runtime"].startswith("onnxruntime 1.")

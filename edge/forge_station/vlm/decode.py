@@ -20,7 +20,8 @@ from forge_station.errors import ModelError
 from forge_station.vlm.grammar import Grammar, Tokens
 from forge_station.vlm.packing import Contexts, Pack, pack
 
-Cache = Sequence[NDArray[Any]]
+Cache = Sequence[Any]
+"""Keys and values as the forward pass keeps them: handed on, never looked into."""
 Forward = Callable[[Pack, Cache, NDArray[np.int64]], tuple[NDArray[np.float32], Cache]]
 """(pack, past keys and values, positions [K]) -> (logits [K, V], keys and values with the pack)."""
 

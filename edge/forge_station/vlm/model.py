@@ -2,12 +2,14 @@
 
 It knows graphs, tokens and positions; prompts, checks and what an answer means live elsewhere.
 One trunk (system text, images, facts) is computed once; answer lines are short branches behind it,
-packed into one sequence under a mask.
+packed into one sequence under a mask. Keys and values stay where the graph wrote them, from the
+trunk to the last token: no pass copies them through Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +23,7 @@ from forge_station.errors import BundleError, ModelError
 from forge_station.vlm import decode, grammar, options, soft_grid
 from forge_station.vlm.bundle_files import verify_folder
 from forge_station.vlm.decode import Branch, BranchResult, Cache, DecodeStats, Limits
-from forge_station.vlm.engine import AUTO, Graph
+from forge_station.vlm.engine import AUTO, Graph, Tensor
 from forge_station.vlm.grammar import Grammar
 from forge_station.vlm.packing import Contexts, Pack, pack
 from forge_station.vlm.preprocess import (
@@ -36,17 +38,19 @@ from forge_station.vlm.text import TextCodec
 VISION, DECODER, EMBED, TOKENIZER = "vision.onnx", "decoder.onnx", "embed.npy", "tokenizer.json"
 IMAGE_TOKEN = "<|image_pad|>"
 _EMBED_IN_MEMORY = 64 * 2**20
+_MOST_GRAMMARS = 64
+"""Answer forms kept: more than a station's questions, and no growth with changing ones."""
 
 
 @dataclass(frozen=True)
 class Trunk:
     """What the model has read so far. Immutable: branches and extensions leave it as it is.
 
-    `cache`: keys and values of each layer, float32 [1, kv heads, length, head size]. `position`:
-    where text continues. `ids`: all token ids.
+    `cache`: keys and values of each layer, float32 [1, kv heads, length, head size] on the device.
+    `position`: where text continues. `ids`: all token ids.
     """
 
-    cache: tuple[NDArray[Any], ...]
+    cache: tuple[Tensor, ...]
     ids: tuple[int, ...]
     position: int
 
@@ -77,19 +81,30 @@ class VisionLanguageModel:
         self._vision: Graph | None = vision
         self._decoder: Graph | None = decoder
         self._embed = embed
-        self._grammars: dict[tuple[object, ...], Grammar] = {}
+        self._grammars: OrderedDict[tuple[object, ...], Grammar] = OrderedDict()
         self._past = [name for name in decoder.inputs if name.startswith("past.")]
-        self._outputs = ["logits", *(name.replace("past.", "present.") for name in self._past)]
-        self._empty: tuple[NDArray[Any], ...] = tuple(
-            np.zeros((1, decoder.inputs[name][1], 0, decoder.inputs[name][3]), np.float32)
-            for name in self._past
-        )
+        self._present = [name.replace("past.", "present.") for name in self._past]
+        shapes = [decoder.inputs[name] for name in self._past]
+        empty = [np.zeros((1, heads, 0, size), np.float32) for _, heads, _, size in shapes]
+        self._empty = Trunk(tuple(map(decoder.tensor, empty)), (), 0)
+        self._prefix: tuple[str, Trunk] = ("", self._empty)
 
     @classmethod
     def open(
-        cls, bundle: Path | str, *, threads: int = 1, provider: str = AUTO
+        cls,
+        bundle: Path | str,
+        *,
+        threads: int = 1,
+        provider: str = AUTO,
+        spinning: bool = False,
+        prefix: str = "",
     ) -> VisionLanguageModel:
-        """Verify every file of the bundle folder, then load it. Raises BundleError, ModelError."""
+        """Verify every file of the bundle folder, load it, and prove where it runs.
+
+        `prefix` is the text that every trunk begins with, up to a special token: read once, here.
+        Both graphs run once on a blank picture, so that an execution provider which does not do the
+        work is an error before the first part. Raises BundleError, ModelError.
+        """
         files = verify_folder(Path(bundle))
         manifest = files.manifest
         paths = {name: files.path(name) for name in (VISION, DECODER, EMBED, TOKENIZER)}
@@ -103,8 +118,10 @@ class VisionLanguageModel:
                 expected=f"{list(expected)} and at most {expected[0]} tokens",
                 got=f"{list(embed.shape)} and {codec.vocab_size} tokens",
             )
-        vision = Graph(paths[VISION], threads=threads, provider=provider)
-        decoder = Graph(paths[DECODER], threads=threads, provider=provider)
+        vision, decoder = (
+            Graph(paths[name], threads=threads, provider=provider, spinning=spinning)
+            for name in (VISION, DECODER)
+        )
         layers = sum(name.startswith("past.") for name in decoder.inputs)
         if "attention_bias" not in decoder.inputs or layers != 2 * _number(manifest, "layers"):
             raise BundleError(
@@ -113,7 +130,12 @@ class VisionLanguageModel:
                 expected=f"attention_bias and {_number(manifest, 'layers')} layers",
                 got=", ".join(decoder.inputs),
             )
-        return cls(manifest, vision, decoder, embed, codec)
+        model = cls(manifest, vision, decoder, embed, codec)
+        model.warm_up()
+        for graph in (vision, decoder):
+            graph.check_placement()
+        model._prefix = (prefix, model.extend(model._empty, prefix))
+        return model
 
     def __enter__(self) -> VisionLanguageModel:
         return self
@@ -132,21 +154,37 @@ class VisionLanguageModel:
 
     @property
     def provider(self) -> str:
-        """Execution provider that the decoder really runs on."""
-        return self._graph(self._decoder).provider
+        """Execution provider that the model really runs on; both where the graphs differ."""
+        graphs = (self._graph(self._vision), self._graph(self._decoder))
+        return "+".join(dict.fromkeys(graph.provider for graph in graphs))
+
+    def warm_up(self, sizes: Sequence[tuple[int, int]] = ()) -> None:
+        """Read a blank picture of each (height, width), by default a small one, and a token more.
+
+        So memory is allocated and clocks are up when a part comes.
+        """
+        window = self.geometry.window
+        for height, width in sizes or [(window, window)]:
+            blank = np.zeros((height, width, 3), np.uint8)
+            self.extend(self.extend(self._empty, IMAGE_TOKEN, [blank]), "\n")
 
     def options_grammar(self, texts: Sequence[str], *, prefix: str = " ") -> Grammar:
-        """A line that reads one of `texts`; built once per list."""
+        """A line that reads one of `texts`; kept for the next part."""
         key = ("options", prefix, *texts)
-        if key not in self._grammars:
-            self._grammars[key] = grammar.options(self.codec, texts, prefix=prefix)
-        return self._grammars[key]
+        return self._kept(key, lambda: grammar.options(self.codec, texts, prefix=prefix))
 
     def columns_grammar(self, *, prefix: str = " ") -> Grammar:
-        """A grid row: `none` or ascending columns; built once."""
+        """A grid row: `none` or ascending columns; kept for the next part."""
         key = ("columns", prefix)
+        return self._kept(key, lambda: grammar.columns(self.codec, prefix=prefix))
+
+    def _kept(self, key: tuple[object, ...], build: Callable[[], Grammar]) -> Grammar:
+        """The grammar of `key`; the one that was not used for longest makes room."""
         if key not in self._grammars:
-            self._grammars[key] = grammar.columns(self.codec, prefix=prefix)
+            while len(self._grammars) >= _MOST_GRAMMARS:
+                self._grammars.popitem(last=False)
+            self._grammars[key] = build()
+        self._grammars.move_to_end(key)
         return self._grammars[key]
 
     def embed_images(self, images: Sequence[NDArray[np.uint8]]) -> list[FloatArray]:
@@ -169,8 +207,14 @@ class VisionLanguageModel:
         return [embeds[number] for number in range(len(images))]
 
     def trunk(self, images: Sequence[NDArray[np.uint8]], text: str) -> Trunk:
-        """Read `text`, in which `<|image_pad|>` stands once for every image of `images`."""
-        return self.extend(Trunk(self._empty, (), 0), text, images)
+        """Read `text`, in which `<|image_pad|>` stands once for every image of `images`.
+
+        The model's prefix is not read again where `text` begins with it.
+        """
+        known, trunk = self._prefix
+        if not text.startswith(known):
+            known, trunk = "", self._empty
+        return self.extend(trunk, text[len(known) :], images)
 
     def extend(self, trunk: Trunk, text: str, images: Sequence[NDArray[np.uint8]] = ()) -> Trunk:
         """The trunk with more text (and images) read behind it; the given one stays usable."""
@@ -268,12 +312,14 @@ class VisionLanguageModel:
         cache: Cache,
         logit_positions: NDArray[np.int64],
     ) -> tuple[NDArray[np.float32], Cache]:
-        feeds: dict[str, NDArray[Any]] = dict(zip(self._past, cache, strict=True))
-        feeds["inputs_embeds"] = embeds[None]
-        feeds["position_ids"] = positions
-        feeds["attention_bias"] = bias
-        feeds["logit_positions"] = logit_positions[None]
-        logits, *present = self._graph(self._decoder).run(feeds, self._outputs)
+        feeds: dict[str, NDArray[Any]] = {
+            "inputs_embeds": embeds[None],
+            "position_ids": positions,
+            "attention_bias": bias,
+            "logit_positions": logit_positions[None],
+        }
+        past = dict(zip(self._past, cache, strict=True))
+        logits, present = self._graph(self._decoder).run_bound(feeds, past, "logits", self._present)
         return logits[0], present
 
     def _lookup(self, ids: NDArray[np.int64]) -> FloatArray:
