@@ -1,6 +1,7 @@
 # make demo    the demo station: own environment, no torch, no broker, no GPU, no display needed
 # make test    the whole test suite in its own environment, with torch
 # make check   format, lint, types, import rules
+# make test-edge    what a station runs, in an environment without torch; ORT=1.23.2 picks a release
 # Packages come from wherever pip is set up to find them (pip.conf, PIP_* variables).
 
 SHELL := /bin/bash
@@ -11,15 +12,18 @@ PYTHON ?= python3
 PARTS ?= 12
 STATION ?= station_config/demo/station.yaml
 PYTEST_ARGS ?=
+ORT ?= newest
 
 DEMO := .venv
 TEST := .venv-test
+EDGE := .venv-edge-$(ORT)
+EDGE_TESTS := $(addprefix tests/,capture contract geometry mes sim station vlm)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test check format mosquitto clean
+.PHONY: help demo test test-edge check format mosquitto clean
 
 help:
-	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -4
+	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -5
 	@echo "PARTS=n parts of the demo (default 12), PYTHON=python3.x, PYTEST_ARGS='-k verdict'"
 
 demo: $(DEMO)/installed
@@ -27,6 +31,10 @@ demo: $(DEMO)/installed
 
 test: $(TEST)/installed mosquitto
 	$(TEST)/bin/python -m pytest $(PYTEST_ARGS)
+
+test-edge: $(EDGE)/installed mosquitto
+	$(EDGE)/bin/python -c 'import onnxruntime as o; print("ONNX Runtime", o.__version__)'
+	$(EDGE)/bin/python -m pytest $(EDGE_TESTS) $(PYTEST_ARGS)
 
 check: $(TEST)/installed
 	$(TEST)/bin/ruff format --check .
@@ -54,6 +62,14 @@ $(TEST)/installed: $(TEST)/torch
 	$(TEST)/bin/python $(PIP_INSTALL) -e '.[demo,export,training,cluster,dev]'
 	@touch $@
 
+# onnx and tqdm write the bundles of random checkpoints that the tests open; a station has neither.
+$(EDGE)/installed: pyproject.toml
+	@$(call new_environment,$(EDGE))
+	$(EDGE)/bin/python $(PIP_INSTALL) -e '.[demo,dev]' 'onnx==1.23.2' 'tqdm>=4.67' \
+	  '$(if $(filter newest,$(ORT)),onnxruntime,onnxruntime==$(ORT))'
+	$(EDGE)/bin/python -c 'import importlib.util as u, sys; sys.exit(bool(u.find_spec("torch")))'
+	@touch $@
+
 define new_environment
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "forge-station needs Python 3.10 or later; $(PYTHON) is older (make PYTHON=...)" >&2; exit 1; }; \
@@ -72,4 +88,4 @@ mosquitto:
 	fi
 
 clean:
-	rm -rf $(DEMO) $(TEST) out
+	rm -rf $(DEMO) $(TEST) .venv-edge-* out
