@@ -84,18 +84,25 @@ class Graph:
     """A loaded graph.
 
     `threads` of one run; `spinning`: idle threads burn their core to start quicker (only where the
-    station has the box for itself). `placement` is None until the first run has been profiled.
+    station has the box for itself). `settings` are options of the provider that is asked for by
+    name. `placement` is None until the first run has been profiled.
     """
 
     def __init__(
-        self, path: Path, *, threads: int = 1, provider: str = AUTO, spinning: bool = False
+        self,
+        path: Path,
+        *,
+        threads: int = 1,
+        provider: str = AUTO,
+        spinning: bool = False,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.path = path
         self.asked = provider
         self.placement: Placement | None = None
         folder = tempfile.mkdtemp(prefix="forge-profile-")
         self._forget = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self._session = _started(path, threads, provider, spinning, Path(folder))
+        self._session = _started(path, threads, provider, spinning, Path(folder), settings or {})
         self._registered = tuple(self._session.get_providers())
         self._device = _DEVICES.get(self._registered[0], "cpu")
         self.inputs: dict[str, list[Any]] = {i.name: i.shape for i in self._session.get_inputs()}
@@ -196,7 +203,12 @@ class Graph:
 
 
 def _started(
-    path: Path, threads: int, provider: str, spinning: bool, profile: Path
+    path: Path,
+    threads: int,
+    provider: str,
+    spinning: bool,
+    profile: Path,
+    settings: Mapping[str, str],
 ) -> ort.InferenceSession:
     """A session on the provider asked for; with `auto` on the first that starts."""
     available = ort.get_available_providers()
@@ -217,7 +229,9 @@ def _started(
         options.add_session_config_entry(f"session.{pool}.allow_spinning", str(int(spinning)))
     wanted = [p for p in PREFERRED if p in available] if provider == AUTO else [provider]
     for name in wanted:
-        session = _session(path, options, list(dict.fromkeys((name, CPU))), name == wanted[-1])
+        given: list[Any] = [(name, dict(settings))] if settings else [name]
+        given += [] if name == CPU else [CPU]
+        session = _session(path, options, given, name == wanted[-1])
         got = "no session" if session is None else session.get_providers()[0]
         if session is not None and got == name:
             return session
@@ -233,7 +247,7 @@ def _started(
 
 
 def _session(
-    path: Path, options: ort.SessionOptions, providers: Sequence[str], last: bool
+    path: Path, options: ort.SessionOptions, providers: Sequence[Any], last: bool
 ) -> ort.InferenceSession | None:
     """None: the provider failed and there is another to try. BundleError for a graph of no use."""
     try:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from forge_station.contract.manifest import Manifest
 from forge_station.errors import BundleError, ModelError
-from forge_station.vlm import decode, grammar, options, soft_grid
+from forge_station.vlm import decode, engine_cache, grammar, options, providers, soft_grid
 from forge_station.vlm.bundle_files import verify_folder
 from forge_station.vlm.decode import Branch, BranchResult, Cache, DecodeStats, Limits
 from forge_station.vlm.engine import AUTO, Graph, Tensor
@@ -98,15 +98,19 @@ class VisionLanguageModel:
         provider: str = AUTO,
         spinning: bool = False,
         prefix: str = "",
+        engines: Path | None = None,
     ) -> VisionLanguageModel:
         """Verify every file of the bundle folder, load it, and prove where it runs.
 
         `prefix` is the text that every trunk begins with, up to a special token: read once, here.
         Both graphs run once on a blank picture, so that an execution provider which does not do the
-        work is an error before the first part. Raises BundleError, ModelError.
+        work is an error before the first part. `engines`: folder with the TensorRT engines of this
+        bundle (`engine_cache`). Raises BundleError, ModelError.
         """
         files = verify_folder(Path(bundle))
         manifest = files.manifest
+        provider = providers.chosen(manifest, provider)
+        settings = engine_cache.settings(manifest, engines)
         paths = {name: files.path(name) for name in (VISION, DECODER, EMBED, TOKENIZER)}
         codec = TextCodec.open(paths[TOKENIZER])
         embed = _open_embed(paths[EMBED])
@@ -119,7 +123,13 @@ class VisionLanguageModel:
                 got=f"{list(embed.shape)} and {codec.vocab_size} tokens",
             )
         vision, decoder = (
-            Graph(paths[name], threads=threads, provider=provider, spinning=spinning)
+            Graph(
+                paths[name],
+                threads=threads,
+                provider=provider,
+                spinning=spinning,
+                settings=settings[name],
+            )
             for name in (VISION, DECODER)
         )
         layers = sum(name.startswith("past.") for name in decoder.inputs)
