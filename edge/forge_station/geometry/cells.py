@@ -24,6 +24,10 @@ CUT_PX = 0.5
 RISE_PX = 0.9
 # In a cell in which the tray shows, what is lower than this is tray, not the foot of a part.
 TRAY_NOISE_PX = 1.2
+# What has next to nothing (a share of its points) above this and lets the tray show through is the
+# tray, seen higher by a pose that is off. Solid things hide the tray beneath them.
+TALL_PX = 2.0
+_TALL_SHARE, _SHOWS_SHARE = 0.05, 0.5
 CELL_PX = 2.0
 # Points above RISE that make a cell occupied, per pose that was fused.
 _POINTS_PER_POSE = 1.0
@@ -55,16 +59,18 @@ _MAX_SIDE = 4096
 class Grid:
     """Maps over the tray, [rows, columns], row 0 at the lowest y.
 
-    `cell` [N] int32: flat cell of every point. `high` counts points above RISE, `flat` those on
-    the tray, `seen` marks cells with any. The outermost cells hold what lies beyond the grid and
-    are not counted.
+    `cell` [N] int32: flat cell of every point. `high` counts points above RISE, `tall` those above
+    TALL, `flat` those on the tray, `seen` marks cells with any. The outermost cells hold what lies
+    beyond the grid and are not counted. `low_mm`: x and y where the first cell begins.
     """
 
     cell: NDArray[np.int32]
     high: NDArray[np.int64]
+    tall: NDArray[np.int64]
     flat: NDArray[np.int64]
     seen: NDArray[np.bool_]
     cell_mm: float
+    low_mm: tuple[float, float]
 
 
 def grid(points: NDArray[np.float32], height: NDArray[np.float32], camera_pixel_mm: float) -> Grid:
@@ -79,13 +85,23 @@ def grid(points: NDArray[np.float32], height: NDArray[np.float32], camera_pixel_
     cell = _index(points[:, 1], low[1], cell_mm, rows)
     cell *= np.int32(columns)
     cell += _index(points[:, 0], low[0], cell_mm, columns)
-    kind = cell * np.int32(3)
+    # Of four kinds: neither, above RISE, on the tray, above TALL.
+    kind = cell * np.int32(4)
     kind += height > np.float32(RISE_PX * camera_pixel_mm)
     kind += (np.abs(height) < np.float32(CUT_PX * camera_pixel_mm)).view(np.int8) * np.int8(2)
-    counts = np.bincount(kind, minlength=3 * rows * columns).reshape(rows, columns, 3)
+    kind += (height > np.float32(TALL_PX * camera_pixel_mm)).view(np.int8) * np.int8(2)
+    counts = np.bincount(kind, minlength=4 * rows * columns).reshape(rows, columns, 4)
     counts[[0, -1]] = 0
     counts[:, [0, -1]] = 0
-    return Grid(cell, counts[..., 1], counts[..., 2], counts.sum(axis=2) > 0, cell_mm)
+    return Grid(
+        cell,
+        high=counts[..., 1] + counts[..., 3],
+        tall=counts[..., 3],
+        flat=counts[..., 2],
+        seen=counts.sum(axis=2) > 0,
+        cell_mm=cell_mm,
+        low_mm=(float(low[0]), float(low[1])),
+    )
 
 
 def _index(
@@ -109,9 +125,13 @@ def components(grid: Grid, poses: int) -> tuple[Labels, int]:
         return labels, 0
     labels = _slivers_joined(labels, area, grid.seen)
     least = max(_MIN_PART_CELLS, _MIN_PART_SHARE * int(area[1:].max()))
-    points = np.bincount(labels.ravel(), weights=grid.high.ravel(), minlength=found)
     left = np.bincount(labels.ravel(), minlength=found)
-    kept = (left >= least) & (points >= _MIN_PART_POINTS)
+    high, tall, flat = (
+        np.bincount(labels.ravel(), weights=counts.ravel(), minlength=found)
+        for counts in (grid.high, grid.tall, grid.flat)
+    )
+    kept = (left >= least) & (high >= _MIN_PART_POINTS)
+    kept &= (tall > _TALL_SHARE * high) | (flat < _SHOWS_SHARE * high)
     kept[0] = False
     renumber = np.where(kept, np.cumsum(kept), 0).astype(np.int32)
     return np.asarray(renumber[labels], np.int32), int(kept.sum())
@@ -160,7 +180,7 @@ def grown(labels: Labels, count: int) -> Labels:
 
 def outline(labels: Labels, number: int) -> NDArray[np.bool_]:
     """Cells of a part with its holes filled."""
-    return _filled((labels == number).astype(np.uint8)) > 0
+    return filled((labels == number).astype(np.uint8)) > 0
 
 
 def has_waist(solid: NDArray[np.bool_]) -> bool:
@@ -240,7 +260,7 @@ def _tray_is_seen(labels: Labels, seen: NDArray[np.bool_]) -> bool:
     return bool((seen & (labels == 0)).sum() >= 2 * (labels > 0).sum())
 
 
-def _filled(mask: Mask) -> Mask:
+def filled(mask: Mask) -> Mask:
     outlines = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)[0]
     return np.asarray(cv2.drawContours(np.zeros_like(mask), outlines, -1, 1, cv2.FILLED), np.uint8)
 
