@@ -3,14 +3,19 @@
     python -m export.bundle --checkpoint runs/nano --out station_config/demo/bundle \
         --precision int8 --line station_config/demo/line.yaml --references references.npz \
         --name demo-nano --version 0.2.0
+    python -m export.bundle --checkpoint runs/3b --out lines/bolts --layout large \
+        --precision w4a16 --quantizer gptq --calibration questions.npz --gate .work/cases
 
-The folder appears complete or not at all: everything is written beside it and renamed at the end.
-Signing is another step. The last line of the output is one JSON object.
+The folder appears complete or not at all: everything is written beside it and renamed at the end. A
+run that was killed goes on where it stopped. With --gate a bundle whose verdicts are not those of
+full precision is not written (`export.verify` has the limits). export/README.md has targets and
+precisions. Signing is another step. The last line of the output is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import hashlib
 import json
@@ -18,7 +23,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,59 +31,39 @@ import numpy as np
 import yaml
 from tqdm import tqdm
 
-from export import model_card
+from export import model_card, targets
 from export.decoder import PREFIX, write_decoder
+from export.drift import Drift
+from export.gate import Degraded, Gate
 from export.network import Network, read_network
-from export.quantize import PRECISIONS, storage
+from export.quantize import Nearest, Quantizer, hqq_scales, storage
+from export.release import CARD, LAYOUTS, QUANTIZERS, Release, manifest_of, surface_channels
+from export.sequences import sequences
+from export.targets import PRECISIONS, TARGETS, Bits
 from export.tensors import Checkpoint
 from export.vision import write_vision
-from forge_station.contract import CONTRACT_VERSION, record, spec
+from forge_station.contract import spec
 from forge_station.contract.error import StationError
-from forge_station.contract.manifest import (
-    MANIFEST_NAME,
-    FileEntry,
-    Manifest,
-    PhotoInput,
-    Vocabulary,
-)
-from forge_station.contract.views import (
-    CHANNELS,
-    DIFFERENCE,
-    LARGE_LAYOUT,
-    NANO_LAYOUT,
-    Layout,
-)
+from forge_station.contract.manifest import MANIFEST_NAME, FileEntry, Manifest
+from forge_station.contract.views import DIFFERENCE
 from forge_station.errors import InputError
 from forge_station.geometry import reference_io
+from forge_station.vlm import recorded
 from forge_station.vlm.grammar import columns
 from forge_station.vlm.model import DECODER, EMBED, IMAGE_TOKEN, TOKENIZER, VISION
 from forge_station.vlm.text import TextCodec
 
-LINE, CARD = "line.yaml", "MODEL_CARD.md"
+LINE = "line.yaml"
 TRAINING_CARD = "training_card.json"
-LAYOUTS: dict[str, Layout] = {"nano": NANO_LAYOUT, "large": LARGE_LAYOUT}
+_JOB = "job.json"
+_FULL_PRECISION: dict[str, Any] = {
+    "precision": "fp32",
+    "target": "cpu",
+    "quantizer": "rtn",
+    "calibration": None,
+}
 _EMBED_ROWS = 4096
-_BYTES_PER_WEIGHT = {0: 4.0, 8: 1.13, 4: 0.63}
-
-
-@dataclass(frozen=True)
-class Release:
-    """What a person decides about a bundle."""
-
-    name: str
-    version: str
-    release_counter: int = 1
-    precision: str = "int8"
-    layout: str | None = None
-    """`nano` or `large` pictures; None: nano for a window of 56 px."""
-    line: Path | None = None
-    references: Path | None = None
-    """`references.npz` of the line's parts, for a model that is shown the difference from them."""
-    evaluation: Mapping[str, Any] = field(default_factory=dict)
-    detectable: tuple[Mapping[str, Any], ...] = ()
-    """Reports of `training.calibrate pod`: the promised sizes of the model card."""
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    created: str = ""
+_BYTES_PER_WEIGHT = {0: 4.0, 16: 2.0, 8: 1.13, 4: 0.63}
 
 
 def write_bundle(
@@ -88,13 +73,16 @@ def write_bundle(
     *,
     replace: bool = False,
     progress: Callable[[str, int], object] = lambda _what, _steps: None,
+    judge: Callable[[Path], Drift] | None = None,
 ) -> Manifest:
     """Write the folder `out`. Raises InputError; nothing is left behind on failure.
 
-    `progress(what, steps)` is called after each piece of work; `steps_of` tells the total.
+    `progress(what, steps)` is called after each piece of work; `steps_of` tells the total. A run
+    that was killed leaves `<out>.partial`, with which the next one of the same release goes on.
+    `judge` compares the finished folder with full precision and raises `Degraded`, after which the
+    partial folder stays as well.
     """
-    if release.precision not in PRECISIONS:
-        raise InputError("precision", expected=", ".join(PRECISIONS), got=release.precision)
+    bits = targets.bits_of(release.target, release.precision)
     if out.exists() and not (replace and (out / MANIFEST_NAME).is_file()):
         raise InputError(
             "output folder exists",
@@ -107,28 +95,51 @@ def write_bundle(
     card = _training_card(checkpoint_folder / TRAINING_CARD)
     line_name, inspected = _check_line(release.line, codec)
     _check_references(release.references, card, inspected)
-    _check_space(out.absolute().parent, checkpoint, network, release.precision)
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    _check_quantizer(release, bits)
+    folder = partial_of(out)
+    _begin(folder, _job(checkpoint, release))
     try:
-        _write_files(checkpoint, network, partial, release, progress)
-        if release.line is not None:
-            shutil.copyfile(release.line, partial / LINE)
-        if release.references is not None:
-            shutil.copyfile(release.references, partial / reference_io.FILE)
-        draft = _manifest(checkpoint, network, codec, release, card, line_name, {})
-        text = model_card.render(draft, card, release.evaluation, release.detectable)
-        (partial / CARD).write_text(text, encoding="utf-8")
-        files = {path.name: _entry(path) for path in sorted(partial.iterdir())}
-        manifest = _manifest(checkpoint, network, codec, release, card, line_name, files)
-        (partial / MANIFEST_NAME).write_bytes(manifest.to_json())
+        _check_space(folder, checkpoint, network, bits)
+        _write_files(checkpoint, network, codec, folder, release, progress)
+        for source, name in ((release.line, LINE), (release.references, reference_io.FILE)):
+            (folder / name).unlink(missing_ok=True)
+            if source is not None:
+                shutil.copyfile(source, folder / name)
+        describe = partial(manifest_of, checkpoint, network, codec, card, line_name)
+        found = None
+        if judge is not None:
+            # Not dated: a gate that goes on later finds the same bundle.
+            _finish(folder, dataclasses.replace(release, created=""), card, describe, None)
+            found = judge(folder)
+        manifest = _finish(folder, release, card, describe, found)
         progress("manifest", 1)
+        (folder / _JOB).unlink()
         if out.exists():
             shutil.rmtree(out)
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        folder.rename(out)
+    except Degraded:
+        raise
+    except StationError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return manifest
+
+
+def _finish(
+    folder: Path,
+    release: Release,
+    card: Mapping[str, Any],
+    describe: Callable[[Release, Mapping[str, FileEntry], Drift | None], Manifest],
+    found: Drift | None,
+) -> Manifest:
+    """Write model card and manifest of the files in a folder."""
+    draft = describe(release, {}, found)
+    text = model_card.render(draft, card, release.evaluation, release.detectable, found)
+    (folder / CARD).write_text(text, encoding="utf-8")
+    own = (_JOB, MANIFEST_NAME)
+    names = sorted(path.name for path in folder.iterdir() if path.name not in own)
+    manifest = describe(release, {name: _entry(folder / name) for name in names}, found)
+    (folder / MANIFEST_NAME).write_bytes(manifest.to_json())
     return manifest
 
 
@@ -137,32 +148,87 @@ def steps_of(network: Network) -> int:
     return network.text.layers + network.vision.depth + 2
 
 
+def partial_of(out: Path) -> Path:
+    """Where a bundle is written until it is complete."""
+    return out.with_name(out.name + ".partial")
+
+
+def _job(checkpoint: Checkpoint, release: Release) -> str:
+    """What a partial folder was begun for: only the same job goes on with it."""
+    calibration = release.calibration
+    named = {
+        "checkpoint": checkpoint.identity,
+        "precision": release.precision,
+        "target": release.target,
+        "quantizer": release.quantizer,
+        "calibration": _entry(calibration).sha256 if calibration is not None else "",
+    }
+    return json.dumps(named, indent=1)
+
+
+def _begin(partial: Path, job: str) -> None:
+    path = partial / _JOB
+    if path.is_file() and path.read_text(encoding="utf-8") == job:
+        return
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    path.write_text(job, encoding="utf-8")
+
+
 def _write_files(
     checkpoint: Checkpoint,
     network: Network,
+    codec: TextCodec,
     folder: Path,
     release: Release,
     progress: Callable[[str, int], object],
 ) -> None:
-    decoder_bits, vision_bits = PRECISIONS[release.precision]
+    """Graphs, table and tokenizer; what an interrupted run wrote whole is left as it is."""
+    target = TARGETS[release.target]
+    bits = target.precisions[release.precision]
     vision, decoder = _weights(checkpoint, network)
+    if (folder / VISION).exists():
+        progress("vision", network.vision.depth)
+    else:
+        write_vision(
+            checkpoint,
+            network.vision,
+            folder / VISION,
+            storage(bits.vision, vision, half=target.half),
+            lambda: progress("vision", 1),
+            fused=target.fused,
+        )
+    if not (folder / EMBED).exists():
+        write_embed(checkpoint, network, folder / EMBED, np.float16 if bits.decoder else np.float32)
+    shutil.copyfile(checkpoint.folder / TOKENIZER, folder / TOKENIZER)
+    progress("embeddings", 1)
+    if (folder / DECODER).exists():
+        progress("decoder", network.text.layers)
+        return
     write_decoder(
         checkpoint,
         network.text,
         folder / DECODER,
-        storage(decoder_bits, decoder),
+        storage(bits.decoder, decoder, half=target.half),
         lambda: progress("decoder", 1),
+        _quantizer(checkpoint, network, codec, folder, release),
+        fused=target.fused,
     )
-    write_vision(
-        checkpoint,
-        network.vision,
-        folder / VISION,
-        storage(vision_bits, vision),
-        lambda: progress("vision", 1),
-    )
-    write_embed(checkpoint, network, folder / EMBED, np.float16 if decoder_bits else np.float32)
-    shutil.copyfile(checkpoint.folder / TOKENIZER, folder / TOKENIZER)
-    progress("embeddings", 1)
+
+
+def _quantizer(
+    checkpoint: Checkpoint, network: Network, codec: TextCodec, folder: Path, release: Release
+) -> Quantizer:
+    if release.quantizer == "hqq":
+        return Nearest(hqq_scales)
+    if release.quantizer == "rtn" or release.calibration is None:
+        return Nearest()
+    from export.gptq import Gptq  # needs torch, which plain exports do without
+
+    questions = recorded.load(release.calibration)
+    files = (folder / EMBED, folder / VISION)
+    found = sequences(questions, codec, *files, network.vision.geometry)
+    return Gptq(checkpoint, network.text, found)
 
 
 def write_embed(
@@ -170,77 +236,35 @@ def write_embed(
 ) -> None:
     """The embedding table as .npy [vocabulary, hidden]; a station maps it into memory."""
     shape = (network.text.vocab_size, network.text.hidden_size)
-    table = checkpoint.read(f"{PREFIX}embed_tokens.weight", shape)
-    target = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    name = f"{PREFIX}embed_tokens.weight"
+    begun = path.with_name(f"{path.name}.begun")
+    target = np.lib.format.open_memmap(begun, mode="w+", dtype=dtype, shape=shape)
     for start in range(0, shape[0], _EMBED_ROWS):
-        target[start : start + _EMBED_ROWS] = table[start : start + _EMBED_ROWS]
+        rows = slice(start, min(start + _EMBED_ROWS, shape[0]))
+        target[rows] = checkpoint.read(name, shape, rows)
     target.flush()
+    begun.rename(path)
 
 
-def _manifest(
-    checkpoint: Checkpoint,
-    network: Network,
-    codec: TextCodec,
-    release: Release,
-    card: Mapping[str, Any],
-    line: str,
-    files: Mapping[str, FileEntry],
-) -> Manifest:
-    text, vision = network.text, network.vision
-    figures = model_card.brief(release.evaluation)
-    layout = LAYOUTS[release.layout or ("nano" if vision.geometry.window == 56 else "large")]
-    tokens = {"vocab_size": text.vocab_size, "image_pad": network.image_token}
-    tokens["tokenizer_size"] = codec.vocab_size
-    if text.eos is not None:
-        tokens["eos"] = text.eos
-    return Manifest(
-        name=release.name,
-        version=release.version,
-        release_counter=release.release_counter,
-        contract_version=CONTRACT_VERSION,
-        precision=release.precision,
-        files=files or {CARD: FileEntry.of(b"")},
-        images={"sheet": layout.sheet_size, "surface": layout.surface_size},
-        tokens=tokens,
-        model={
-            "parameters": checkpoint.parameters,
-            "patch": vision.geometry.patch,
-            "merge": vision.geometry.merge,
-            "temporal": vision.geometry.temporal,
-            "window": vision.geometry.window,
-            "full_attention_blocks": list(vision.full_attention_blocks),
-            "vision_layers": vision.depth,
-            "vision_hidden_size": vision.hidden_size,
-            "layers": text.layers,
-            "hidden_size": text.hidden_size,
-            "heads": text.heads,
-            "kv_heads": text.kv_heads,
-            "head_dim": text.head_dim,
-            "mrope_section": list(text.mrope_section),
-            "none_weight": float(card.get("none_weight", 1.0)),
-            "cell_px": layout.cell,
-            "panel_px": layout.panel,
-        },
-        thresholds={**card.get("thresholds", {}), **release.thresholds},
-        training={**card, **({"evaluation": figures} if figures else {})},
-        created=release.created,
-        line=line,
-        surface_channels=_surface_channels(card),
-        vocabulary=record.read(Vocabulary, card.get("vocabulary", {}), "training card, vocabulary"),
-        photo=_photo_input(card),
-    )
-
-
-def _photo_input(card: Mapping[str, Any]) -> PhotoInput | None:
-    """What the training card says of photos; None for a model of scans."""
-    if card.get("photo") is None:
-        return None
-    return record.read(PhotoInput, card["photo"], "training card, photo")
-
-
-def _surface_channels(card: Mapping[str, Any]) -> tuple[str, str, str]:
-    first, second, third = card.get("surface_channels", CHANNELS)
-    return str(first), str(second), str(third)
+def _check_quantizer(release: Release, bits: Bits) -> None:
+    if release.quantizer not in QUANTIZERS:
+        raise InputError("quantizer", expected=", ".join(QUANTIZERS), got=release.quantizer)
+    if release.quantizer != "rtn" and bits.decoder != 4:
+        raise InputError(
+            "this quantizer is for 4-bit weights",
+            which=f"--quantizer {release.quantizer}",
+            expected="--precision w4a16",
+            got=release.precision,
+        )
+    calibrated = release.quantizer == "gptq"
+    if calibrated != (release.calibration is not None):
+        raise InputError(
+            "gptq takes a calibration file, and nothing else does",
+            which="--calibration",
+            expected="a file of recorded questions" if calibrated else "none",
+            got=release.calibration or "none",
+            action="make it: python -m training.questions --bundle B --cases C --out questions.npz",
+        )
 
 
 def _check_tokenizer(path: Path, network: Network) -> TextCodec:
@@ -293,7 +317,7 @@ def _check_references(
     """A model that compares needs a reference of every part whose surface the line inspects."""
     known = frozenset(reference_io.load(path)) if path is not None else frozenset()
     lacking = sorted(inspected - known)
-    if DIFFERENCE in _surface_channels(card) and lacking:
+    if DIFFERENCE in surface_channels(card) and lacking:
         raise InputError(
             "parts without a reference",
             which=path or "--references",
@@ -303,19 +327,18 @@ def _check_references(
         )
 
 
-def _check_space(folder: Path, checkpoint: Checkpoint, network: Network, precision: str) -> None:
+def _check_space(folder: Path, checkpoint: Checkpoint, network: Network, bits: Bits) -> None:
     """Refuse early when the disk cannot hold the bundle (weights, table and a tenth more)."""
-    folder = next(f for f in (folder, *folder.parents) if f.exists())
-    decoder_bits, vision_bits = PRECISIONS[precision]
     table = network.text.vocab_size * network.text.hidden_size
     vision, decoder = _weights(checkpoint, network)
-    needed = decoder * _BYTES_PER_WEIGHT[decoder_bits] + vision * _BYTES_PER_WEIGHT[vision_bits]
-    needed = 1.1 * (needed + table * (2 if decoder_bits else 4))
-    free = shutil.disk_usage(folder).free
+    needed = decoder * _BYTES_PER_WEIGHT[bits.decoder] + vision * _BYTES_PER_WEIGHT[bits.vision]
+    needed = 1.1 * (needed + table * (2 if bits.decoder else 4))
+    there = sum(path.stat().st_size for path in folder.iterdir())
+    free = shutil.disk_usage(folder).free + there
     if free < needed:
         raise InputError(
             "not enough disk space for the bundle",
-            which=folder,
+            which=folder.parent,
             expected=f"{needed / 1e6:.0f} MB",
             got=f"{free / 1e6:.0f} MB free",
         )
@@ -331,19 +354,21 @@ def _weights(checkpoint: Checkpoint, network: Network) -> tuple[int, int]:
 
 def _entry(path: Path) -> FileEntry:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 22):
+                digest.update(chunk)
+    except OSError as error:
+        raise InputError("file cannot be read", which=path, got=error.strerror) from error
     return FileEntry(digest.hexdigest(), path.stat().st_size)
 
 
-def main() -> int:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="folder training wrote")
     parser.add_argument("--out", type=Path, required=True, help="bundle folder to write")
-    parser.add_argument("--precision", choices=sorted(PRECISIONS), default="int8")
     parser.add_argument("--line", type=Path, help="line.yaml to put into the bundle")
     parser.add_argument(
         "--references", type=Path, help="references.npz of the line (python -m training.references)"
@@ -358,16 +383,60 @@ def main() -> int:
     )
     parser.add_argument("--thresholds", type=Path, help="JSON object: name -> number")
     parser.add_argument("--replace", action="store_true", help="replace an existing bundle")
+    how = parser.add_argument_group("where it runs, and how weights are kept")
+    how.add_argument("--target", choices=list(TARGETS), default="cpu", help="default cpu")
+    how.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="int8",
+        help="of the weights (default int8); w4a16: 4 bits in the decoder. "
+        + "; ".join(f"{t.name}: {', '.join(t.precisions)}" for t in TARGETS.values()),
+    )
+    how.add_argument(
+        "--quantizer",
+        choices=QUANTIZERS,
+        default="rtn",
+        help="of 4-bit weights: round to nearest, fit the scales, or calibrate (default rtn)",
+    )
+    how.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="NPZ",
+        help="what gptq calibrates with (python -m training.questions)",
+    )
+    gates = parser.add_argument_group("gate: verdicts of the bundle against those of fp32")
+    gates.add_argument("--gate", type=Path, metavar="CASES", help="folder with cases.jsonl")
+    gates.add_argument(
+        "--gate-references",
+        default="bundle",
+        metavar="bundle|cad|none|FILE",
+        help="references of surfaces, as for training.evaluate",
+    )
+    gates.add_argument(
+        "--accept-degraded",
+        default="",
+        metavar="REASON",
+        help="write the bundle although it is over a limit; the model card gives the reason",
+    )
+    return parser
+
+
+def main() -> int:
+    parser = _parser()
     args = parser.parse_args()
+    if args.accept_degraded and args.gate is None:
+        parser.error("--accept-degraded needs --gate: what is accepted must be measured")
     begun = time.perf_counter()
     now = datetime.datetime.now(datetime.timezone.utc)
     try:
-        network = read_network(args.checkpoint)
         release = Release(
             name=args.name or args.out.name,
             version=args.version,
             release_counter=args.release,
             precision=args.precision,
+            target=args.target,
+            quantizer=args.quantizer,
+            calibration=args.calibration,
             layout=args.layout,
             line=args.line,
             references=args.references,
@@ -376,15 +445,20 @@ def main() -> int:
             thresholds=_json_object(args.thresholds),
             created=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
-        with tqdm(total=steps_of(network), desc="bundle", unit="step") as bar:
-
-            def advance(what: str, steps: int) -> None:
-                bar.set_postfix_str(what)
-                bar.update(steps)
-
-            manifest = write_bundle(
-                args.checkpoint, args.out, release, replace=args.replace, progress=advance
-            )
+        if (partial_of(args.out) / _JOB).is_file():
+            print(f"export.bundle: found {partial_of(args.out)}", file=sys.stderr)
+        judge = None
+        if args.gate is not None:
+            full = dataclasses.replace(release, **_FULL_PRECISION)
+            judge = Gate(
+                lambda folder: _write(args, folder, full, None),
+                args.gate,
+                args.out.with_name(args.out.name + ".gate"),
+                _name_of_full(args.checkpoint, full),
+                references=args.gate_references,
+                accepted=args.accept_degraded,
+            ).judge
+        manifest = _write(args, args.out, release, judge)
     except StationError as error:
         print(f"export.bundle: {error}", file=sys.stderr)
         return 1
@@ -392,12 +466,40 @@ def main() -> int:
     summary = {
         "bundle": str(args.out),
         "sha256": manifest.sha256,
+        "target": args.target,
         "precision": manifest.precision,
         "bytes": sum(sizes.values()),
         "seconds": round(time.perf_counter() - begun, 1),
+        **({"drift": manifest.training["drift"]} if "drift" in manifest.training else {}),
     }
     print(json.dumps(summary))
     return 0
+
+
+def _name_of_full(checkpoint: Path, full: Release) -> str:
+    """`full-` and a digest of all that it is made from."""
+    files = [path for path in (full.line, full.references) if path is not None]
+    parts = [_job(Checkpoint(checkpoint), full), *(_entry(path).sha256 for path in files)]
+    parts.append(json.dumps(dict(full.thresholds), sort_keys=True))
+    return f"full-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
+
+
+def _write(
+    args: argparse.Namespace,
+    out: Path,
+    release: Release,
+    judge: Callable[[Path], Drift] | None,
+) -> Manifest:
+    with tqdm(total=steps_of(read_network(args.checkpoint)), desc=out.name, unit="step") as bar:
+
+        def advance(what: str, steps: int) -> None:
+            bar.set_postfix_str(what)
+            bar.update(steps)
+
+        again = args.replace or out != args.out
+        return write_bundle(
+            args.checkpoint, out, release, replace=again, progress=advance, judge=judge
+        )
 
 
 def _json_object(path: Path | None) -> dict[str, Any]:

@@ -6,20 +6,22 @@
 
 One graph serves trunk prefill (causal bias), packed branches and decode steps: who sees whom is
 said by `attention_bias` alone, never implied. Attention is plain MatMul and Softmax, which every
-ONNX Runtime from 1.23.2 runs. lm_head is applied at `logit_positions` only.
+ONNX Runtime from 1.23.2 runs, and float32 in every precision, as are keys and values. lm_head is
+applied at `logit_positions` only. Without `fused` all operators are standard ONNX.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto, helper
 
-from export.graph import MICROSOFT, GraphWriter
+from export.graph import GraphWriter
 from export.network import TextNetwork
-from export.quantize import Storage
+from export.quantize import Quantizer, Storage
 from export.tensors import Checkpoint
 
 PREFIX = "model.language_model."
@@ -31,9 +33,12 @@ def write_decoder(
     path: Path,
     storage: Storage,
     layer_done: Callable[[], object] = lambda: None,
+    quantizer: Quantizer | None = None,
+    *,
+    fused: bool = True,
 ) -> None:
     """Write `path` and `path`.data; `layer_done` is called a layer. Raises InputError."""
-    with GraphWriter(path, storage) as writer:
+    with GraphWriter(path, storage, quantizer, fused=fused) as writer:
         cos, sin = _angles(writer, network)
         ids = _row_numbers(writer)
         norm = writer.constant(
@@ -41,12 +46,7 @@ def write_decoder(
         )
         width = writer.constant("rows_shape", [-1, network.hidden_size])
         stream = writer.op("Reshape", ["inputs_embeds", width])  # [S, H]: all layers are 2-D
-        hidden = writer.op(
-            "SimplifiedLayerNormalization",
-            [stream, norm],
-            axis=-1,
-            epsilon=network.rms_norm_eps,
-        )
+        hidden = writer.norm(stream, norm, network.rms_norm_eps)
         for layer in range(network.layers):
             attended = _attention(writer, checkpoint, network, layer, hidden, (ids, cos, sin))
             name = f"{PREFIX}layers.{layer}.post_attention_layernorm.weight"
@@ -59,11 +59,10 @@ def write_decoder(
             hidden, stream = _skip_norm(writer, checkpoint, network, name, stream, fed)
             layer_done()
         picked = writer.op("Gather", [hidden, "logit_positions"], axis=0)  # [1, K, H]
-        head = checkpoint.read(
-            f"{PREFIX}embed_tokens.weight" if network.tied else "lm_head.weight",
-            (network.vocab_size, network.hidden_size),
-        )
-        writer.op("Identity", [writer.linear(picked, "lm_head", head)], ["logits"])
+        name = f"{PREFIX}embed_tokens.weight" if network.tied else "lm_head.weight"
+        shape = (network.vocab_size, network.hidden_size)
+        logits = writer.linear(picked, "lm_head", shape, partial(checkpoint.read, name, shape))
+        writer.op("Identity", [logits], ["logits"])
         _save(writer, network)
 
 
@@ -108,27 +107,18 @@ def _attention(
     for part, rows in (("q", wide), ("k", narrow), ("v", narrow)):
         name = f"{base}{part}_proj."
         factor = np.float32(size**-0.5 if part == "q" else 1)  # the scale of the scores
-        weight = checkpoint.read(f"{name}weight", (rows, network.hidden_size)) * factor
+        weight = partial(_scaled, checkpoint, f"{name}weight", (rows, network.hidden_size), factor)
         bias = checkpoint.read(f"{name}bias", (rows,)) * factor
-        flat = writer.linear(hidden, f"{base}{part}", weight, bias)
-        shape = writer.constant(f"batch_shape_{rows}", [1, -1, rows])
-        projected[part] = writer.op("Reshape", [flat, shape])
-    query = writer.op(
-        "RotaryEmbedding",
-        [projected["q"], ids, cos, sin],
-        domain=MICROSOFT,
-        num_heads=network.heads,
-    )
-    key = writer.op(
-        "RotaryEmbedding",
-        [projected["k"], ids, cos, sin],
-        domain=MICROSOFT,
-        num_heads=network.kv_heads,
-    )
+        shape = (rows, network.hidden_size)
+        flat = writer.linear(hidden, f"{base}{part}", shape, weight, bias)
+        whole = writer.constant(f"batch_shape_{rows}", [1, -1, rows])
+        projected[part] = writer.op("Reshape", [flat, whole])
+    query = writer.rotary(projected["q"], ids, cos, sin, network.heads, size)
+    key = writer.rotary(projected["k"], ids, cos, sin, network.kv_heads, size)
     value = projected["v"]
-    shape = writer.constant("heads_shape", [0, 0, -1, size])
+    split = writer.constant("heads_shape", [0, 0, -1, size])
     heads = [
-        writer.op("Transpose", [writer.op("Reshape", [x, shape])], perm=[0, 2, 1, 3])
+        writer.op("Transpose", [writer.op("Reshape", [x, split])], perm=[0, 2, 1, 3])
         for x in (query, key, value)
     ]
     keys = writer.op("Concat", [f"past.{layer}.key", heads[1]], [f"present.{layer}.key"], axis=2)
@@ -139,9 +129,9 @@ def _attention(
     grouped = network.heads != network.kv_heads
     if grouped:
         groups = network.heads // network.kv_heads
-        shape = writer.constant("group_shape", [0, network.kv_heads, groups, -1, size])
+        group = writer.constant("group_shape", [0, network.kv_heads, groups, -1, size])
         axis = writer.constant("axis_two", [2])
-        query = writer.op("Reshape", [query, shape])
+        query = writer.op("Reshape", [query, group])
         keys = writer.op("Unsqueeze", [keys, axis])
         values = writer.op("Unsqueeze", [values, axis])
     order = [0, 1, 2, 4, 3] if grouped else [0, 1, 3, 2]
@@ -153,8 +143,15 @@ def _attention(
         mixed = writer.op("Reshape", [mixed, back])
     merge = writer.constant("merge_shape", [-1, wide])
     mixed = writer.op("Reshape", [writer.op("Transpose", [mixed], perm=[0, 2, 1, 3]), merge])
-    output = checkpoint.read(f"{base}o_proj.weight", (network.hidden_size, wide))
-    return writer.linear(mixed, f"{base}o_proj", output)
+    shape = (network.hidden_size, wide)
+    weight = partial(checkpoint.read, f"{base}o_proj.weight", shape)
+    return writer.linear(mixed, f"{base}o_proj", shape, weight)
+
+
+def _scaled(
+    checkpoint: Checkpoint, name: str, shape: tuple[int, int], factor: np.float32
+) -> np.ndarray:
+    return checkpoint.read(name, shape) * factor
 
 
 def _feed_forward(
@@ -165,12 +162,10 @@ def _feed_forward(
     inner, outer = network.intermediate_size, network.hidden_size
 
     def product(source: str, name: str, shape: tuple[int, int]) -> str:
-        return writer.linear(
-            source, f"{base}{name}", checkpoint.read(f"{base}{name}.weight", shape)
-        )
+        weight = partial(checkpoint.read, f"{base}{name}.weight", shape)
+        return writer.linear(source, f"{base}{name}", shape, weight, outliers=name == "down_proj")
 
-    gate = product(hidden, "gate_proj", (inner, outer))
-    silu = writer.op("QuickGelu", [gate], domain=MICROSOFT, alpha=1.0)
+    silu = writer.silu(product(hidden, "gate_proj", (inner, outer)))
     up = product(hidden, "up_proj", (inner, outer))
     return product(writer.op("Mul", [silu, up]), "down_proj", (outer, inner))
 
@@ -185,15 +180,7 @@ def _skip_norm(
 ) -> tuple[str, str]:
     """(normalised, new residual stream) of stream + added."""
     weight = writer.constant(name, _vector(checkpoint, network, name))
-    outputs = [f"{name}.out", "", "", f"{name}.stream"]
-    writer.op(
-        "SkipSimplifiedLayerNormalization",
-        [stream, added, weight],
-        outputs,
-        domain=MICROSOFT,
-        epsilon=network.rms_norm_eps,
-    )
-    return outputs[0], outputs[3]
+    return writer.skip_norm(stream, added, weight, network.rms_norm_eps)
 
 
 def _vector(checkpoint: Checkpoint, network: TextNetwork, name: str) -> np.ndarray:

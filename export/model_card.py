@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from export.drift import Drift
 from forge_station.contract.manifest import Manifest
 
 
@@ -16,10 +17,11 @@ def render(
     card: Mapping[str, Any],
     evaluation: Mapping[str, Any],
     detectable: Sequence[Mapping[str, Any]] = (),
+    drift: Drift | None = None,
 ) -> str:
     """Markdown text; `card` and `evaluation` may be empty or nested.
 
-    `detectable`: reports of `training.calibrate pod`, one a unit.
+    `detectable`: reports of `training.calibrate pod`, one a unit. `drift`: what the gate measured.
     """
     model = manifest.model
     parameters = float(model.get("parameters", 0)) / 1e6
@@ -37,7 +39,8 @@ def render(
         f"window {model.get('window')} px, patch {model.get('patch')} px |",
         f"| decoder | {model.get('layers')} layers x {model.get('hidden_size')}, "
         f"vocabulary {manifest.tokens.get('vocab_size')} |",
-        f"| precision | {manifest.precision} |",
+        f"| precision | {manifest.precision}{_quantizer(manifest)} |",
+        f"| target | {model.get('target', 'cpu')} |",
         f"| contract | {manifest.contract_version} |",
         f"| line | {manifest.line or 'any'} |",
         f"| release | {manifest.release_counter} ({manifest.created or 'not dated'}) |",
@@ -57,6 +60,7 @@ def render(
         "under Training; figures of quantised weights must be measured on the bundle."
     ]
     lines += _promised(detectable)
+    lines += _against_full_precision(manifest.precision, drift)
     lines += [
         "",
         "## Limits",
@@ -67,6 +71,26 @@ def render(
         "",
     ]
     return "\n".join(lines)
+
+
+def _quantizer(manifest: Manifest) -> str:
+    name = manifest.model.get("quantizer")
+    return f" ({name})" if name else ""
+
+
+def _against_full_precision(precision: str, drift: Drift | None) -> list[str]:
+    """What quantisation changed, and whether a person accepted more than the limits allow."""
+    if precision == "fp32":
+        return []
+    title = ["", "## Against full precision", ""]
+    if drift is None:
+        return [*title, "Not measured: this bundle was written without the gate."]
+    lines = [f"| {what} | {value} | {limit} |" for what, value, limit in drift.table()]
+    lines = [*title, "| figure | value | limit |", "| --- | --- | --- |", *lines]
+    if drift.accepted:
+        faults = "; ".join(drift.faults())
+        lines += ["", f"**Over the limit: {faults}. Accepted all the same: {drift.accepted}**"]
+    return lines
 
 
 def _promised(reports: Sequence[Mapping[str, Any]]) -> list[str]:

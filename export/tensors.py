@@ -6,6 +6,7 @@ memory of one tensor, bfloat16 needs no torch, and a truncated download is found
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype("<u2"),
 }
 _MAX_HEADER = 100 * 2**20
+_PIECE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,23 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entry(name).shape
 
-    def read(self, name: str, shape: tuple[int, ...] | None = None) -> NDArray[np.float32]:
-        """The tensor as float32. Raises InputError when it is missing or has another shape."""
+    @property
+    def identity(self) -> str:
+        """Digest of names, types, shapes, and sizes and times of the files; not of the weights."""
+        digest = hashlib.sha256()
+        for name, entry in sorted(self._entries.items()):
+            stat = entry.path.stat()
+            place = (entry.path.name, stat.st_size, stat.st_mtime_ns, entry.offset)
+            digest.update(repr((name, entry.dtype, entry.shape, place)).encode())
+        return digest.hexdigest()
+
+    def read(
+        self, name: str, shape: tuple[int, ...] | None = None, rows: slice | None = None
+    ) -> NDArray[np.float32]:
+        """The tensor (or some of its first axis) as float32, converted piece by piece.
+
+        Raises InputError when it is missing or has another shape.
+        """
         entry = self._entry(name)
         if shape is not None and entry.shape != shape:
             raise InputError(
@@ -69,11 +86,20 @@ class Checkpoint:
                 got=list(entry.shape),
                 action="config.json and the weights are not of the same model",
             )
-        count = int(np.prod(entry.shape, dtype=np.int64))
-        raw = np.fromfile(entry.path, _DTYPES[entry.dtype], count, offset=entry.offset)
-        if entry.dtype == "BF16":
-            raw = (raw.astype(np.uint32) << 16).view(np.float32)
-        return raw.astype(np.float32, copy=False).reshape(entry.shape)
+        width = int(np.prod(entry.shape[1:], dtype=np.int64))
+        first, last, _ = (rows or slice(None)).indices(entry.shape[0] if entry.shape else 1)
+        kind = _DTYPES[entry.dtype]
+        result = np.empty((last - first) * width, np.float32)
+        with entry.path.open("rb") as file:
+            file.seek(entry.offset + first * width * kind.itemsize)
+            for start in range(0, len(result), _PIECE):
+                piece = result[start : start + _PIECE]
+                raw = np.fromfile(file, kind, len(piece))
+                if entry.dtype == "BF16":
+                    np.left_shift(raw, 16, out=piece.view(np.uint32), dtype=np.uint32)
+                else:
+                    piece[:] = raw
+        return result.reshape((last - first, *entry.shape[1:]) if entry.shape else ())
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:

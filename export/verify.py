@@ -1,10 +1,16 @@
-"""Compare a bundle with its checkpoint as transformers runs it in float32, and time it.
+"""Does a bundle compute and answer what its checkpoint does? Torch, graphs, verdicts.
 
     python -m export.verify --checkpoint runs/nano --bundle station_config/demo/bundle
+    python -m export.verify --checkpoint runs/nano --bundle B --cases .work/cases --references cad
+    python -m export.verify --rows full.jsonl quantised.jsonl
 
-Random pictures of the bundle's sizes (and a ragged one), random facts, all branches of both
-checks. float32 bundles must agree within `--limit`; for quantised ones the figures are printed and
-the gate is the evaluation of training. The last line of the output is one JSON object.
+Torch against graphs: random pictures of the bundle's sizes (and a ragged one), random facts, all
+branches of both checks, compared with transformers in float32; a float32 bundle must agree within
+`--limit`. With --cases also full precision against the bundle, over the whole path from scan to
+verdict: verdicts that flip, readings that change, grids and scores that differ (`export.drift` has
+the limits; `export.bundle --gate` is the same before a bundle is written). --rows compares two
+files that `training.evaluate` wrote. The exit code is 1 over a limit. The last line of the output
+is one JSON object.
 """
 
 from __future__ import annotations
@@ -21,16 +27,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export.bundle import LINE, write_bundle
+from export.drift import Drift, read_rows
+from export.drift import compare as compare_rows
+from export.gate import Gate
 from export.reference import Reference
+from export.release import Release
+from export.tensors import Checkpoint
 from forge_station.contract import tasks
 from forge_station.contract.catalogue import CATALOGUE
 from forge_station.contract.error import StationError
 from forge_station.contract.views import MARKS
+from forge_station.geometry import reference_io
+from forge_station.vlm.bundle_files import read_manifest
 from forge_station.vlm.decode import Branch, BranchResult
 from forge_station.vlm.model import Trunk, VisionLanguageModel
 
 Image = NDArray[np.uint8]
-FIELDS = ("what", "max_diff", "relative_l2", "top1_agreement", "reference_std")
 
 
 @dataclass(frozen=True)
@@ -224,24 +237,82 @@ def positions_agree(model: VisionLanguageModel, reference: Reference, case: Case
     return bool((ours == reference.trunk_positions(case.images, trunk.ids)).all())
 
 
+def judge(checkpoint: Path, bundle: Path, cases: Path, references: str, work: Path) -> Drift:
+    """Full precision against the bundle over cases; rows are kept in `work`."""
+    manifest = read_manifest(bundle)
+    line, own = bundle / LINE, bundle / reference_io.FILE
+    full = Release(
+        manifest.name,
+        manifest.version,
+        precision="fp32",
+        line=line if line.is_file() else None,
+        references=own if own.is_file() else None,
+        thresholds=manifest.thresholds,
+    )
+    name = f"full-{Checkpoint(checkpoint).identity[:12]}"
+    gate = Gate(
+        lambda folder: write_bundle(checkpoint, folder, full),
+        cases,
+        work,
+        name,
+        references=references,
+        accepted="measured only",
+    )
+    return gate.judge(bundle)
+
+
+def shown(drift: Drift) -> bool:
+    """Print the table and what is over a limit; True when nothing is."""
+    print(f"{'against full precision':44s} {'value':40s} limit")
+    for what, value, limit in drift.table():
+        print(f"{what:44s} {value:40s} {limit}")
+    for fault in drift.faults():
+        print(f"over the limit: {fault}")
+    return not drift.faults()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--checkpoint", type=Path, help="folder training wrote")
+    parser.add_argument("--bundle", type=Path, help="bundle folder")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=20, help="of each timing")
     parser.add_argument("--limit", type=float, default=1e-4, help="largest difference in fp32")
+    parser.add_argument("--cases", type=Path, help="folder with cases.jsonl: compare verdicts too")
+    parser.add_argument(
+        "--references",
+        default="bundle",
+        metavar="bundle|cad|none|FILE",
+        help="references of surfaces, as for training.evaluate",
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path(".work/verify"), help="keeps the rows of --cases"
+    )
+    parser.add_argument(
+        "--rows", type=Path, nargs=2, metavar=("FULL", "OWN"), help="compare two row files only"
+    )
     args = parser.parse_args()
+    if args.rows is None and (args.checkpoint is None or args.bundle is None):
+        parser.error("give --checkpoint and --bundle, or --rows")
     try:
-        figures = verify(
-            args.checkpoint,
-            args.bundle,
-            threads=args.threads,
-            repeats=args.repeats,
-            limit=args.limit,
-        )
+        if args.rows is not None:
+            full, own = map(read_rows, args.rows)
+            drift = compare_rows(full, own)
+            figures: dict[str, Any] = {"ok": shown(drift), "drift": drift.to_dict()}
+        else:
+            figures = verify(
+                args.checkpoint,
+                args.bundle,
+                threads=args.threads,
+                repeats=args.repeats,
+                limit=args.limit,
+            )
+        if args.rows is None and args.cases is not None:
+            drift = judge(args.checkpoint, args.bundle, args.cases, args.references, args.work)
+            figures["ok"] = shown(drift) and figures["ok"]
+            figures["drift"] = drift.to_dict()
     except StationError as error:
         print(f"export.verify: {error}", file=sys.stderr)
         return 1

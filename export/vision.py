@@ -15,12 +15,13 @@ is the independent second implementation that tests compare with.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto, helper
 
-from export.graph import MICROSOFT, GraphWriter
+from export.graph import GraphWriter
 from export.network import VisionNetwork
 from export.quantize import Storage
 from export.tensors import Checkpoint
@@ -36,13 +37,15 @@ def write_vision(
     path: Path,
     storage: Storage,
     block_done: Callable[[], object] = lambda: None,
+    *,
+    fused: bool = True,
 ) -> None:
     """Write `path` and `path`.data; `block_done` is called a block. Raises InputError."""
-    with GraphWriter(path, storage) as writer:
+    with GraphWriter(path, storage, fused=fused) as writer:
         shapes = _Shapes(writer, network)
         stream = _patch_embed(writer, checkpoint, network)
         norm = _vector(writer, checkpoint, network, "blocks.0.norm1.weight")
-        hidden = writer.op("SimplifiedLayerNormalization", [stream, norm], axis=-1, epsilon=EPSILON)
+        hidden = writer.norm(stream, norm, EPSILON)
         for number in range(network.depth):
             block = f"blocks.{number}."
             full = number in network.full_attention_blocks
@@ -111,7 +114,8 @@ def _patch_embed(writer: GraphWriter, checkpoint: Checkpoint, network: VisionNet
     flat = writer.constant("pixels_shape", [-1, 3 * side * side])
     pixels = writer.op("Reshape", ["pixel_values", flat])
     pixels = writer.op("Cast", [pixels], to=TensorProto.FLOAT)
-    return writer.linear(pixels, "patch_embed", weight, bias.astype(np.float32), exact=True)
+    bias = bias.astype(np.float32)
+    return writer.linear(pixels, "patch_embed", weight.shape, lambda: weight, bias, exact=True)
 
 
 def _attention(
@@ -126,7 +130,6 @@ def _attention(
     """Attention inside windows, or over all patches of an image."""
     width, heads = network.hidden_size, network.heads
     size = width // heads
-    weight = checkpoint.read(f"{PREFIX}{base}qkv.weight", (3 * width, width))
     bias = checkpoint.read(f"{PREFIX}{base}qkv.bias", (3 * width,))
     shape = shapes.whole if full else shapes.slots
     rows = shapes.rows_whole if full else shapes.rows_window
@@ -135,15 +138,12 @@ def _attention(
     for n, part in enumerate(("q", "k", "v")):
         factor = np.float32(size**-0.5 if part == "q" else 1)
         block = slice(n * width, (n + 1) * width)
-        flat = writer.linear(hidden, f"{base}{part}", weight[block] * factor, bias[block] * factor)
+        weight = partial(_projection, checkpoint, f"{PREFIX}{base}qkv.weight", width, block, factor)
+        own = bias[block] * factor
+        flat = writer.linear(hidden, f"{base}{part}", (width, width), weight, own)
         x = writer.op("Reshape", [flat, shape])
         if part != "v":
-            x = writer.op(
-                "RotaryEmbedding",
-                [x, rows, shapes.cos, shapes.sin],
-                domain=MICROSOFT,
-                num_heads=heads,
-            )
+            x = writer.rotary(x, rows, shapes.cos, shapes.sin, heads, size)
         order = [0, 2, 3, 1] if part == "k" else [0, 2, 1, 3]
         parts.append(writer.op("Transpose", [writer.op("Reshape", [x, split])], perm=order))
     query, key, value = parts
@@ -152,12 +152,24 @@ def _attention(
     shares = writer.op("Softmax", [writer.op("Add", [scores, bias_name])], axis=-1)
     mixed = writer.op("Transpose", [writer.op("MatMul", [shares, value])], perm=[0, 2, 1, 3])
     mixed = writer.op("Reshape", [mixed, shapes.flat])
-    return writer.linear(
-        mixed,
-        f"{base}proj",
-        checkpoint.read(f"{PREFIX}{base}proj.weight", (width, width)),
-        checkpoint.read(f"{PREFIX}{base}proj.bias", (width,)),
-    )
+    return _linear(writer, checkpoint, f"{base}proj", mixed, (width, width))
+
+
+def _projection(
+    checkpoint: Checkpoint, name: str, width: int, block: slice, factor: np.float32
+) -> np.ndarray:
+    """The rows of q, k or v out of their common weight."""
+    return checkpoint.read(name, (3 * width, width))[block] * factor
+
+
+def _linear(
+    writer: GraphWriter, checkpoint: Checkpoint, name: str, source: str, shape: tuple[int, int]
+) -> str:
+    """A linear layer with a bias, as the checkpoint has it."""
+    weight = partial(checkpoint.read, f"{PREFIX}{name}.weight", shape)
+    bias = checkpoint.read(f"{PREFIX}{name}.bias", shape[:1])
+    outliers = name.endswith("down_proj")
+    return writer.linear(source, name, shape, weight, bias, outliers=outliers)
 
 
 def _feed_forward(
@@ -167,12 +179,9 @@ def _feed_forward(
     inner, outer = network.intermediate_size, network.hidden_size
 
     def product(source: str, name: str, shape: tuple[int, int]) -> str:
-        weight = checkpoint.read(f"{PREFIX}{base}{name}.weight", shape)
-        bias = checkpoint.read(f"{PREFIX}{base}{name}.bias", shape[:1])
-        return writer.linear(source, f"{base}{name}", weight, bias)
+        return _linear(writer, checkpoint, f"{base}{name}", source, shape)
 
-    gate = product(hidden, "gate_proj", (inner, outer))
-    silu = writer.op("QuickGelu", [gate], domain=MICROSOFT, alpha=1.0)
+    silu = writer.silu(product(hidden, "gate_proj", (inner, outer)))
     up = product(hidden, "up_proj", (inner, outer))
     return product(writer.op("Mul", [silu, up]), "down_proj", (outer, inner))
 
@@ -189,9 +198,7 @@ def _merge(
     rows = writer.op("Reshape", [hidden, writer.constant("merge_shape", [-1, joined])])
     for number, width in ((0, joined), (2, network.out_hidden_size)):
         name = f"merger.mlp.{number}"
-        weight = checkpoint.read(f"{PREFIX}{name}.weight", (width, joined))
-        bias = checkpoint.read(f"{PREFIX}{name}.bias", (width,))
-        rows = writer.linear(rows, name, weight, bias)
+        rows = _linear(writer, checkpoint, name, rows, (width, joined))
         if number == 0:
             rows = writer.op("Gelu", [rows])
     ends = [writer.constant("out_rest", [-1]), writer.constant("out_width", [width])]
@@ -210,15 +217,7 @@ def _skip_norm(
 ) -> tuple[str, str]:
     """(normalised, new residual stream) of stream + added."""
     weight = _vector(writer, checkpoint, network, name)
-    outputs = [f"{name}.out", "", "", f"{name}.stream"]
-    writer.op(
-        "SkipSimplifiedLayerNormalization",
-        [stream, added, weight],
-        outputs,
-        domain=MICROSOFT,
-        epsilon=EPSILON,
-    )
-    return outputs[0], outputs[3]
+    return writer.skip_norm(stream, added, weight, EPSILON)
 
 
 def _vector(writer: GraphWriter, checkpoint: Checkpoint, network: VisionNetwork, name: str) -> str:

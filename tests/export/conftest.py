@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +39,18 @@ def large(tmp_path_factory) -> Path:
         shards=3,
     )
     return folder
+
+
+@pytest.fixture(scope="session")
+def openvino_python() -> str:
+    """A Python that has OpenVINO: FORGE_OPENVINO_PYTHON, or this one. Else the test is skipped.
+
+    Its packages do not fit beside ours, so it is not among them.
+    """
+    python = os.environ.get("FORGE_OPENVINO_PYTHON", sys.executable)
+    found = subprocess.run(
+        [python, "-c", "import openvino"], capture_output=True, check=False
+    ).returncode
+    if found != 0:
+        pytest.skip("no OpenVINO: pip install openvino, and name its FORGE_OPENVINO_PYTHON")
+    return python

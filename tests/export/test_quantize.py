@@ -62,7 +62,7 @@ def test_the_runtime_multiplies_with_the_dequantised_weights(tmp_path, kept, tol
     shift = rng.normal(size=24).astype(np.float32) if bias else None
     path = tmp_path / "linear.onnx"
     with GraphWriter(path, kept) as writer:
-        writer.op("Identity", [writer.linear("x", "w", weight, shift)], ["y"])
+        writer.op("Identity", [writer.linear("x", "w", weight.shape, lambda: weight, shift)], ["y"])
         info = helper.make_tensor_value_info
         writer.save(
             "linear",
