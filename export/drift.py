@@ -87,7 +87,7 @@ class Drift:
     def table(self) -> list[tuple[str, str, str]]:
         """(what, value, limit) of every figure, for people."""
         limits = self.limits
-        high = binomial.upper(len(self.flips), self.cases, 0.05) if self.cases else 1.0
+        high = binomial.upper(len(self.flips), self.cases, 0.05)
         iou = "-" if self.grid_iou is None else f"{self.grid_iou:.3f} (n = {self.grids})"
         return [
             (
@@ -131,6 +131,13 @@ def compare(full: Sequence[Row], own: Sequence[Row], limits: Limits = LIMITS) ->
         )
     pairs = [(row, second[name]) for name, row in first.items()]
     told = [(a, b) for a, b in pairs if not (a["outcome"] == b["outcome"] == "ERROR")]
+    if not told:
+        raise InputError(
+            "no case could be evaluated, so nothing was compared",
+            expected="cases with an outcome in either run",
+            got=f"{len(pairs)} that ended in ERROR in both",
+            action="look at the rows: each says why",
+        )
     flips, unsure, lost, won = [], 0, 0, 0
     readings, classes, scores, ious = [], [], [], []
     for a, b in told:

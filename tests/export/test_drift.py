@@ -54,6 +54,11 @@ def test_cases_that_neither_run_could_use_do_not_count():
     assert found.cases == 1
 
 
+def test_a_gate_that_looked_at_nothing_is_no_gate():
+    with pytest.raises(InputError, match=r"nothing was compared.*1 that ended in ERROR"):
+        compare([row(1, "ERROR")], [row(1, "ERROR")])
+
+
 def test_every_figure_by_hand():
     full = [
         row(1, marks=marks("a", "b"), score=8.0),
@@ -171,3 +176,16 @@ def test_verify_compares_two_row_files(tmp_path, monkeypatch, capsys):
         assert last["ok"] is (code == 0)
         assert last["drift"]["cases"] == 1
     assert drift.LIMITS.flips == 0
+
+
+@pytest.mark.slow
+def test_the_gate_runs_the_evaluation_itself(nano, tmp_path):
+    """Without a simulator: a line that is no case gives a row all the same."""
+    write_bundle(nano, tmp_path / "b", release())
+    folder, rows = tmp_path / "cases", tmp_path / "rows.jsonl"
+    with pytest.raises(InputError, match=r"cannot be evaluated.*exit status 1"):
+        gate.evaluate(tmp_path / "b", folder, rows, "bundle")
+    folder.mkdir()
+    (folder / "cases.jsonl").write_text('{"id": "x", "task": "surface"}\n')
+    (found,) = read_rows(gate.evaluate(tmp_path / "b", folder, rows, "bundle"))
+    assert (found["id"], found["outcome"]) == ("x", "ERROR")
