@@ -32,7 +32,7 @@ from forge_station.contract.verdict import (
 )
 from forge_station.contract.views import DIFFERENCE, MARKS, NANO_LAYOUT, Layout
 from forge_station.errors import StationError
-from forge_station.geometry import quality, scene, sheet, surface
+from forge_station.geometry import quality, reference, scene, sheet, surface
 from forge_station.geometry.pose import PartCloud
 from forge_station.geometry.problem import Problem
 from forge_station.geometry.reference import Reference
@@ -174,11 +174,13 @@ class Inspector:
                     if result.check in job.product.checks:
                         results.append(result)
                 if job.product is None or "surface" in job.product.checks:
+                    misfits: list[Reason] = []
                     for mark, part in zip(sizes, parts, strict=True):
                         name = next(r.part for r in read.parts if r.mark == mark)
                         with watch.stage("views"):
                             seen = self.surface(part, name)
                             pictures[mark] = seen.picture
+                        misfits += _misfits(mark, name, seen)
                         with watch.stage("surface"):
                             surfaces.append(
                                 checks.read_surface(
@@ -187,8 +189,12 @@ class Inspector:
                                 )
                             )  # fmt: skip
                     if job.product is not None:
-                        result = checks.surface_result(surfaces, job.product, self.thresholds)
-                        results.append(checks.with_doubts(result, self._unknown(readings)))
+                        # What was compared with a reference that does not fit decides nothing.
+                        off = {reason.mark for reason in misfits}
+                        sound = [item for item in surfaces if item.reading.mark not in off]
+                        result = checks.surface_result(sound, job.product, self.thresholds)
+                        doubts = [*self._unknown(readings), *misfits]
+                        results.append(checks.with_doubts(result, doubts))
             except StationError as error:
                 results = [results[0], *_failed_checks(job, error)]
         verdict = self._verdict(
@@ -297,6 +303,18 @@ def figures(cloud: Cloud) -> dict[str, float]:
     if cloud.quality.reprojection_px is not None:
         found["reprojection_px"] = float(cloud.quality.reprojection_px)
     return {name: round(value, 5) for name, value in found.items()}
+
+
+def _misfits(mark: str, name: str, seen: surface.Surface) -> list[Reason]:
+    """Why the comparison of a part with its reference is unsound, if it is."""
+    limit = reference.misfit_limit(seen.views, len(seen.points))
+    if seen.fit is None or seen.fit.misfit <= limit:
+        return []
+    text = (
+        f"{mark} lies {seen.fit.misfit:.1f} picture pixels off the reference of {name} on average "
+        f"(limit {limit:g}): another part, or too few points to compare; look, and scan again"
+    )
+    return [Reason("REFERENCE_MISFIT", text, mark)]
 
 
 def _failed_checks(job: Job, error: StationError) -> list[CheckResult]:

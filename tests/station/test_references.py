@@ -65,3 +65,23 @@ def test_a_model_that_does_not_compare_needs_none():
     used = model(compares=False)
     assert inspect(used, {}).verdict.outcome is Outcome.PASS
     assert used.images[-1][..., 2].any()
+
+
+@pytest.mark.parametrize(("kept", "fits"), [(1, True), (400, False)])
+def test_a_defect_counts_only_where_the_part_lies_on_its_reference(kept, fits, known):
+    """The few points of a thin file differ from a dense reference everywhere."""
+    used = model(compares=True)
+    used.surface = {"dent": 0.95}
+    used.rows = {"top r5": "4,5"}
+    inspector = Inspector(used, permit=CHECKS_ALONE, references=known)
+    whole = part_cloud(NUT, count=200_000)
+    part = replace(whole, points=whole.points[::kept])
+    job = Job("result-1", "serial-1", SINGLE, station="s1", line="l1")
+    verdict = inspector.inspect_parts(job, [part], ScanSummary(points=1000), ()).verdict
+    (surface,) = [item for item in verdict.checks if item.check == "surface"]
+    codes = [reason.code for reason in surface.reasons]
+    if fits:
+        assert (surface.outcome, codes[0]) == (Outcome.FAIL, "SURFACE_DENT")
+    else:
+        assert (surface.outcome, codes) == (Outcome.UNSURE, ["REFERENCE_MISFIT"])
+        assert surface.reasons[0].mark == "A" and "limit 1" in surface.reasons[0].text

@@ -85,6 +85,7 @@ REASONS: Mapping[str, str] = {
     "NOT_CHECKED": "a check was left out on purpose, see its text",
     "MODEL_MALFORMED": "the model's text breaks the format",
     "NO_REFERENCE": "the surface was judged without the reference that the model counts on",
+    "REFERENCE_MISFIT": "the surface does not lie on its reference, so the comparison says nothing",
     "MODEL_OVERRUN": "the model exceeded its token or time budget",
     "MODEL_FAILED": "the model could not run",
     "BUNDLE_REFUSED": "the model bundle is incomplete, altered or of another contract",

@@ -32,6 +32,12 @@ GAIN = 20.0
 """Grey levels of the difference for one pixel of the surface picture."""
 MISSING, EXTRA = 32, 255
 """Grey levels where only the reference, or only the part, has a surface."""
+MOST_MISFIT_PX, THIN_MISFIT_PX, THIN = 4.0, 1.0, 1.0
+"""Above such a misfit (see `Fit`) a comparison is unsound: of any part; and of one with fewer than
+`THIN` points to a pixel of its surface, which is seen through. Simulated scans (2026-11-30): sound
+parts 0.2 to 1.2, defective ones up to 2.8 (bent by 65 px), with 1.9 points a pixel or more; thinned
+to 0.5 to 0.7 points a pixel 1.2 to 3.8; on the reference of another part 5.1 to 6.0, of a similar
+screw 2.6 to 3.4, which only its size tells apart."""
 Transform = NDArray[np.float64]
 Point = tuple[float, float, float]
 # Points a view in the search over poses and in the fit, how many candidates are fitted, and the
@@ -120,6 +126,12 @@ class Fit:
             middle[axes.right] - self.centre[axes.right],
             middle[axes.up] - self.centre[axes.up],
         )
+
+
+def misfit_limit(views: Mapping[str, View], points: int) -> float:
+    """Up to which misfit the comparison of a part of so many points is sound, px."""
+    shown = sum(int(view.filled.sum()) for view in views.values())
+    return THIN_MISFIT_PX if points < THIN * shown else MOST_MISFIT_PX
 
 
 def build(clouds: Sequence[NDArray[np.floating]]) -> Reference:
