@@ -36,6 +36,7 @@ from forge_station.checks import Thresholds
 from forge_station.contract import tasks
 from forge_station.contract.error import StationError
 from forge_station.errors import InputError
+from forge_station.vlm.grid_readout import READOUTS
 from training.calibration import outcomes
 from training.evaluation import (
     by_endpoint,
@@ -164,6 +165,7 @@ def evaluated(cases: Cases, args: argparse.Namespace, *, sizes: bool) -> Evaluat
         args.probes,
         args.references,
         tuple(args.threshold),
+        args.grid,
     )
     return by_bundle(bundle, cases, settings, args)
 
@@ -222,6 +224,13 @@ def parser_of() -> argparse.ArgumentParser:
         choices=tasks.REQUESTS,
         default="joint",
         help="what surface cases are asked: score, grid or both (default joint)",
+    )
+    asked.add_argument(
+        "--grid",
+        choices=READOUTS,
+        default="rows",
+        help="how a bundle's defect grid is read: rows in parallel, cell probabilities, or one "
+        "text (a model must be trained to write it); training.readouts compares them",
     )
     asked.add_argument(
         "--sizes",

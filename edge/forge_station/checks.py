@@ -35,7 +35,8 @@ from forge_station.geometry import gauge, sheet, surface
 from forge_station.geometry.gauge import Size
 from forge_station.geometry.pose import PartCloud
 from forge_station.geometry.surface import CloserLook
-from forge_station.vlm.decode import Branch, Limits
+from forge_station.vlm.decode import Limits
+from forge_station.vlm.grid_readout import Readout, read_grid
 from forge_station.vlm.model import Trunk, VisionLanguageModel
 
 PARTS: tuple[str, ...] = tuple(model.id for model in CATALOGUE)
@@ -62,6 +63,8 @@ class Thresholds:
     """Probability of any defect from which a person must look."""
     grid_row: Probability = 0.5
     """Probability from which a grid row is written."""
+    grid_cell: Probability = 0.35
+    """Probability from which a cell is marked, where the grid is read soft."""
     look_again: Probability = 1.0
     """Probability of any defect from which a surface gets a closer look; 1: never. Only for bundles
     whose model was trained on closer looks."""
@@ -157,7 +160,7 @@ def read_marks(
     then weighted with how well each catalogue entry fits the measured box (`weigh`).
     """
     facts = tasks.sheet_facts({m: size.box for m, size in sizes.items()}, picture.mm_per_px)
-    trunk = model.trunk([picture.image], _trunk_text(facts))
+    trunk = model.trunk([picture.image], trunk_text(facts))
     marks = sorted(sizes)
     scored = model.score_options_of(trunk, [tasks.mark_key(mark) for mark in marks], PARTS)
     parts, weighed = [], {}
@@ -239,16 +242,17 @@ def read_surface(
     closer: Closer | None = None,
     always_grid: bool = False,
     request: str = "joint",
+    grid: Readout = "rows",
 ) -> SurfaceRead:
     """Class and score of one part from one forward pass; the grid only where it looks defective.
 
     `closer` draws a window of each view larger: from `thresholds.look_again` on the model looks
     there a second time, and both looks decide. `always_grid` decodes the grid in any case
     (evaluation). `request` is one of the three VIEScore2 requests (`tasks.REQUESTS`): `score` gives
-    no grid, `grid` no score, `joint` both.
+    no grid, `grid` no score, `joint` both. `grid`: how the grid is read (`vlm.grid_readout`).
     """
     facts = tasks.surface_facts(part, size.box, request)
-    look = _Look(thresholds, time_budget_s, always_grid, request, closer)
+    look = _Look(thresholds, time_budget_s, always_grid, request, closer, grid)
     return _read_views(model, picture, mark, facts, VIEWS, look)
 
 
@@ -273,7 +277,7 @@ def read_positions(
     model: VisionLanguageModel, picture: sheet.Sheet, marks: Sequence[str]
 ) -> tuple[PartReading, ...]:
     """What stands at each fixed place of a photo: a part of the bundle's vocabulary, or `none`."""
-    trunk = model.trunk([picture.image], _trunk_text(tasks.positions_facts(marks)))
+    trunk = model.trunk([picture.image], trunk_text(tasks.positions_facts(marks)))
     options = model.manifest.vocabulary.parts or (*PARTS, tasks.NONE)
     scored = model.score_options_of(trunk, [tasks.mark_key(mark) for mark in marks], options)
     found = []
@@ -299,6 +303,7 @@ class _Look:
     always_grid: bool
     request: str
     closer: Closer | None = None
+    grid: Readout = "rows"
 
 
 def _read_views(
@@ -309,7 +314,7 @@ def _read_views(
     views: Sequence[str],
     look: _Look,
 ) -> SurfaceRead:
-    trunk = model.trunk([picture.image], _trunk_text(facts))
+    trunk = model.trunk([picture.image], trunk_text(facts))
     odds = model.score_options(trunk, tasks.CLASS_KEY, model.manifest.vocabulary.classes)
     score = None
     if look.request != "grid":
@@ -356,7 +361,7 @@ def _look_again(model: VisionLanguageModel, trunk: Trunk, facts: str, closer: Cl
     keys = [tasks.row_key(view, row) for view in VIEWS for row in range(GRID_SIDE)]
     cells = model.soft_rows(trunk, keys).cells.reshape(len(VIEWS), GRID_SIDE, GRID_SIDE)
     look = closer(surface.suspicious(cells))
-    near = model.trunk([look.picture.image], _trunk_text(facts))
+    near = model.trunk([look.picture.image], trunk_text(facts))
     odds = model.score_options(near, tasks.CLASS_KEY, model.manifest.vocabulary.classes)
     return _Again(look, near, odds)
 
@@ -390,21 +395,13 @@ def _refined(
 def _decode_grid(
     model: VisionLanguageModel, trunk: Trunk, views: Sequence[str], look: _Look
 ) -> tuple[NDArray[np.bool_], bool]:
-    """All grid rows as parallel branches -> (cells [views, 16, 16], any row overran)."""
-    grammar = model.columns_grammar()
-    keys = [(view, row) for view in views for row in range(GRID_SIDE)]
-    threshold = look.thresholds.grid_row
-    rows = model.decode_branches(
-        trunk,
-        [Branch(tasks.row_key(v, r), grammar, row_threshold=threshold) for v, r in keys],
-        _limits(look.thresholds, look.time_budget_s),
-    )
-    cells = np.zeros((len(views), GRID_SIDE, GRID_SIDE), bool)
-    for (view, row), result in zip(keys, rows, strict=True):
-        if not result.overrun:
-            for column in grid_text.parse_columns(result.text):
-                cells[views.index(view), row, column] = True
-    return cells, any(result.overrun for result in rows)
+    """All grid rows behind the trunk -> (cells [views, 16, 16], any row overran)."""
+    keys = [tasks.row_key(view, row) for view in views for row in range(GRID_SIDE)]
+    limits = look.thresholds
+    threshold = limits.grid_cell if look.grid == "soft" else limits.grid_row
+    budget = _limits(limits, look.time_budget_s)
+    read = read_grid(model, trunk, keys, look.grid, threshold, budget)
+    return read.cells.reshape(len(views), GRID_SIDE, GRID_SIDE), read.overrun
 
 
 def workpiece_result(
@@ -561,7 +558,8 @@ def measured(parts: Sequence[PartCloud]) -> dict[str, Size]:
     return {MARKS[i]: gauge.measure(part) for i, part in enumerate(parts)}
 
 
-def _trunk_text(facts: str) -> str:
+def trunk_text(facts: str) -> str:
+    """System text, one picture and the user's facts, up to where the model answers."""
     image = f"{tasks.IMAGE_OPEN}{tasks.IMAGE_TOKEN}{tasks.IMAGE_CLOSE}"
     return f"{tasks.TRUNK_OPEN}{image}{facts}{tasks.ASSISTANT}"
 

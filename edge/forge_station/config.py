@@ -68,6 +68,8 @@ class Runtime:
     """Of the model for one part; beyond it the outcome is UNSURE."""
     spinning: bool = False
     """Idle threads burn their cores: quicker where the station has the box for itself."""
+    grid: Literal["rows", "soft"] = "rows"
+    """How the defect grid is read: rows written in parallel, or the probability of every cell."""
     keep_warm_s: NotNegative = 0.0
     """Run the model on a blank picture after so many seconds without a part; 0: never."""
 

@@ -19,6 +19,7 @@ from forge_station.permit import CHECKS_ALONE, read_permit
 from forge_station.pipeline import Inspector
 from forge_station.signing import PublicKey
 from forge_station.vlm.engine import AUTO
+from forge_station.vlm.grid_readout import Readout
 from forge_station.vlm.model import VisionLanguageModel
 
 NO_OVERRIDES: Mapping[str, float] = MappingProxyType({})
@@ -32,6 +33,7 @@ def open_inspector(
     provider: str = AUTO,
     spinning: bool = False,
     time_budget_s: float = 10.0,
+    grid: Readout = "rows",
     trusted_keys: Sequence[PublicKey] = (),
     changed: Sequence[str] = (),
     checks_alone: bool = False,
@@ -70,4 +72,4 @@ def open_inspector(
     permit = CHECKS_ALONE
     if not checks_alone:
         permit = read_permit(bundle, model.manifest, trusted_keys, own, thresholds, changed)
-    return Inspector(model, thresholds, layout, time_budget_s, references, permit)
+    return Inspector(model, thresholds, layout, time_budget_s, grid, references, permit)

@@ -38,6 +38,7 @@ from forge_station.geometry.problem import Problem
 from forge_station.geometry.reference import Reference
 from forge_station.permit import Permit
 from forge_station.timing import Stopwatch
+from forge_station.vlm.grid_readout import Readout
 from forge_station.vlm.model import VisionLanguageModel
 
 
@@ -78,6 +79,7 @@ class Inspector:
     thresholds: Thresholds = field(default_factory=Thresholds)
     layout: Layout = NANO_LAYOUT
     time_budget_s: float = 10.0
+    grid: Readout = "rows"
     references: Mapping[str, Reference] = field(default_factory=dict)
     """Part id -> the sound part, for models that are shown the difference from it."""
     permit: Permit = field(default_factory=Permit)
@@ -180,12 +182,13 @@ class Inspector:
                         with watch.stage("views"):
                             seen = self.surface(part, name)
                             pictures[mark] = seen.picture
-                        misfits += _misfits(mark, name, seen)
+                        misfits += misfit_reasons(mark, name, seen)
                         with watch.stage("surface"):
                             surfaces.append(
                                 checks.read_surface(
                                     self.model, pictures[mark], mark, name, sizes[mark],
-                                    self.thresholds, self.time_budget_s, closer=seen.closer_look,
+                                    self.thresholds, self.time_budget_s,
+                                    closer=seen.closer_look, grid=self.grid,
                                 )
                             )  # fmt: skip
                     if job.product is not None:
@@ -305,7 +308,7 @@ def figures(cloud: Cloud) -> dict[str, float]:
     return {name: round(value, 5) for name, value in found.items()}
 
 
-def _misfits(mark: str, name: str, seen: surface.Surface) -> list[Reason]:
+def misfit_reasons(mark: str, name: str, seen: surface.Surface) -> list[Reason]:
     """Why the comparison of a part with its reference is unsound, if it is."""
     limit = reference.misfit_limit(seen.views, len(seen.points))
     if seen.fit is None or seen.fit.misfit <= limit:

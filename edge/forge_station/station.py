@@ -53,6 +53,7 @@ def open_station_inspector(config: StationConfig) -> Inspector:
         provider=config.runtime.provider,
         spinning=config.runtime.spinning,
         time_budget_s=config.runtime.time_budget_s,
+        grid=config.runtime.grid,
         trusted_keys=config.trusted_keys,
         changed=config.changed_since_certificate,
     )

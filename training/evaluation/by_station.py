@@ -31,6 +31,7 @@ from forge_station.opening import open_inspector
 from forge_station.pipeline import Inspector, Job
 from forge_station.sim.references import CadReferences
 from forge_station.timing import Stopwatch
+from forge_station.vlm.grid_readout import Readout
 from training.evaluation import by_photo, case_input, probes
 from training.evaluation.case_files import BadCase, Case, CaseInput, Setting
 from training.evaluation.case_input import NO_SIZE, Pictures, Seen
@@ -64,12 +65,16 @@ class Settings:
     them: `bundle`, `cad` (the catalogue's modelled shapes), `none`, or a file of references."""
     thresholds: tuple[tuple[str, float], ...] = ()
     """Operating points in place of the bundle's."""
+    grid: Readout = "rows"
+    """How the defect grid is read."""
 
 
 def opened(bundle: Path, threads: int, settings: Settings) -> Inspector:
     """The bundle as the station would open it, but judged by its checks alone."""
     own = dict(settings.thresholds)
-    inspector = open_inspector(bundle, threads=threads, checks_alone=True, overrides=own)
+    inspector = open_inspector(
+        bundle, threads=threads, checks_alone=True, overrides=own, grid=settings.grid
+    )
     if settings.setting == "zero-shot" or settings.references == WITHOUT:
         return replace(inspector, references={})
     if settings.references == CAD:
@@ -310,11 +315,12 @@ def _surface_row(inspector: Inspector, case: Case, seen: Seen, row: Row, setting
         outcome, reasons = combine(("surface",), [gate])
         return replace(row, outcome=outcome.value, reasons=codes_of(r.code for r in reasons))
     part = max(seen.parts, key=lambda item: len(item.points)) if seen.parts else None
-    shown, closer = False, None
+    shown, closer, doubts = False, None, list[Reason]()
     with watch.stage("views"):
         if part is not None:
             looked, shown = surface_of(inspector, part, case, settings)
             picture, closer = looked.picture, looked.closer_look
+            doubts = pipeline.misfit_reasons(MARKS[0], product.part or "", looked)
             size = gauge.measure(part)
         else:
             picture, size = _surface_of(seen)
@@ -330,11 +336,13 @@ def _surface_row(inspector: Inspector, case: Case, seen: Seen, row: Row, setting
             closer=closer,
             always_grid=True,
             request=settings.request,
+            grid=inspector.grid,
         )
-    result = checks.surface_result([read], product, inspector.thresholds)
+    result = checks.surface_result([] if doubts else [read], product, inspector.thresholds)
     if part is not None and not shown and _differs(inspector):
         text = f"{MARKS[0]}: there is no reference of {product.part}"
-        result = checks.with_doubts(result, [Reason("NO_REFERENCE", text, MARKS[0])])
+        doubts.append(Reason("NO_REFERENCE", text, MARKS[0]))
+    result = checks.with_doubts(result, doubts)
     outcome, reasons = combine(("surface",), [gate, result])
     timings = watch.timings_ms()
     truth, whole = true_cells(case, seen, part, settings.folder, inspector.layout)

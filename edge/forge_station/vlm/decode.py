@@ -32,7 +32,7 @@ _NEGLIGIBLE = 1e-30
 class Branch:
     """One answer line: the key (`A:`, `front r5:`) and the grammar of what may follow.
 
-    `beams`: how many strings are followed at once (None: 4 for options, 1 for columns).
+    `beams`: how many strings are followed at once (None: 4 for options, 1 for others).
     `row_threshold` (columns): with None the most probable token decides between `none` and a
     column; else a row is written when P(row non-empty), corrected for the training weight of
     `none`, reaches the threshold.
@@ -42,6 +42,8 @@ class Branch:
     grammar: Grammar
     row_threshold: float | None = None
     beams: int | None = None
+    follow: Tokens = ()
+    """Tokens behind the key to write in any case: what an answer costs, how probable it is."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,10 @@ def _choose(
         best = logprobs.argmax(axis=1)
         if grammar.none_index is not None:
             _rows(grammar, alive, rows, branches, states, logprobs, best, none_weight, nonempty)
+        for i, row in enumerate(rows):
+            if branches[alive[row].branch].follow:
+                wanted = branches[alive[row].branch].follow[len(alive[row].tokens)]
+                best[i] = grammar.index[wanted]
         total = logprobs + np.array([alive[row].logprob for row in rows])[:, None]
         chosen = {(i, int(token)) for i, token in enumerate(best)}
         if any(_beams(branches[alive[row].branch]) > 1 for row in rows):
@@ -270,6 +276,8 @@ def _rows(
 
 
 def _beams(branch: Branch) -> int:
+    if branch.follow:
+        return 1
     if branch.beams is not None:
         return branch.beams
     return 4 if branch.grammar.kind == "options" else 1

@@ -1,4 +1,5 @@
-"""Grammars of one answer line, as automata over token ids: given options, or ascending columns.
+"""Grammars of answers as automata over token ids: one of some options, or ascending columns, or
+all rows of a grid.
 
 They are built through the tokenizer and never assume that a word or a number is one token. It
 knows nothing of logits. A line ends with a newline, so that `hex_nut M8` is not a prefix of
@@ -8,7 +9,7 @@ knows nothing of logits. A line ends with a newline, so that `hex_nut M8` is not
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,11 @@ class Grammar:
     index: Mapping[int, int] = field(default_factory=dict)
     """Token id -> column of `vocabulary`."""
     ending: Tokens = ()
+    """Tokens that end a row (columns and rows grammar)."""
+    row_keys: tuple[Tokens, ...] = ()
+    """Tokens of each row's key (rows grammar)."""
+    closing: Tokens = ()
+    """Tokens that end the text (rows grammar)."""
 
     def text(self, tokens: Sequence[int], string: int) -> str:
         """The string that ended as `string`, from all its tokens behind the key."""
@@ -86,20 +92,8 @@ def columns(
     codec: TextCodec, *, prefix: str = " ", separator: str = ",", ending: str = "\n"
 ) -> Grammar:
     """A grid row: `none`, or ascending columns of 1..16 such as `5,6,9`."""
-    end = tuple(codec.encode(ending))
-    first = tuple(tuple(codec.encode(f"{prefix}{c}")) for c in range(1, COLUMNS + 1))
-    following = tuple(tuple(codec.encode(f"{separator}{c}")) for c in range(1, COLUMNS + 1))
+    first, following, end = _column_tokens(codec, prefix, separator, ending)
     none = tuple(codec.encode(prefix + NONE))
-    for line in ((4, 5), (0, 15), (8, 9), (10, 11, 15), (0,)):
-        text = separator.join(str(column + 1) for column in line)
-        parts = first[line[0]] + sum((following[c] for c in line[1:]), ()) + end
-        if tuple(codec.encode(prefix + text + ending)) != parts:
-            raise ModelError(
-                "tokenizer joins the columns of a grid row",
-                which=repr(text),
-                expected="tokens of the columns one after the other",
-                action="write grid rows with a separator that this tokenizer splits at",
-            )
     edges: list[tuple[Hashable, Tokens, Hashable]] = [("start", none + end, 0)]
     for column in range(COLUMNS):
         edges.append(("start", first[column], ("last", column)))
@@ -110,20 +104,58 @@ def columns(
     start = len(grammar.opening)
     if none[:start] != grammar.opening or none[start] in {part[start] for part in first}:
         raise ModelError("tokenizer does not tell `none` from a column by the first token")
-    return Grammar(
-        kind=grammar.kind,
-        opening=grammar.opening,
-        vocabulary=grammar.vocabulary,
-        mask=grammar.mask,
-        finishes=grammar.finishes,
-        steps=grammar.steps,
-        strings=grammar.strings,
-        none_index=grammar.index[none[start]],
-        first=first,
-        following=following,
-        index=grammar.index,
-        ending=end,
+    none_index = grammar.index[none[start]]
+    return replace(grammar, none_index=none_index, first=first, following=following, ending=end)
+
+
+def rows(
+    codec: TextCodec,
+    keys: Sequence[str],
+    *,
+    prefix: str = " ",
+    separator: str = ",",
+    ending: str = "\n",
+    closing: str = "<|im_end|>",
+) -> Grammar:
+    """A whole grid as one text: a line `key 5,6` for each row that is not empty, in order."""
+    first, following, end = _column_tokens(codec, prefix, separator, ending)
+    named = tuple(tuple(codec.encode(key)) for key in keys)
+    close = tuple(codec.encode(closing))
+    edges: list[tuple[Hashable, Tokens, Hashable]] = []
+    for line in range(-1, len(keys)):  # behind row `line`; -1: at the start
+        source: Hashable = "start" if line < 0 else ("line", line)
+        edges += [(source, named[row], ("row", row)) for row in range(line + 1, len(keys))]
+        edges.append((source, close, 0))
+    for row in range(len(keys)):
+        for column in range(COLUMNS):
+            edges.append((("row", row), first[column], ("last", row, column)))
+            edges.append((("last", row, column), end, ("line", row)))
+            for later in range(column + 1, COLUMNS):
+                edges.append((("last", row, column), following[later], ("last", row, later)))
+    grammar = _compile("rows", edges, ("complete",))
+    return replace(
+        grammar, first=first, following=following, ending=end, row_keys=named, closing=close
     )
+
+
+def _column_tokens(
+    codec: TextCodec, prefix: str, separator: str, ending: str
+) -> tuple[tuple[Tokens, ...], tuple[Tokens, ...], Tokens]:
+    """Tokens of each column as the first, of each behind another one, and of the line's end."""
+    end = tuple(codec.encode(ending))
+    first = tuple(tuple(codec.encode(f"{prefix}{c}")) for c in range(1, COLUMNS + 1))
+    following = tuple(tuple(codec.encode(f"{separator}{c}")) for c in range(1, COLUMNS + 1))
+    for line in ((4, 5), (0, 15), (8, 9), (10, 11, 15), (0,)):
+        text = separator.join(str(column + 1) for column in line)
+        parts = first[line[0]] + sum((following[c] for c in line[1:]), ()) + end
+        if tuple(codec.encode(prefix + text + ending)) != parts:
+            raise ModelError(
+                "tokenizer joins the columns of a grid row",
+                which=repr(text),
+                expected="tokens of the columns one after the other",
+                action="write grid rows with a separator that this tokenizer splits at",
+            )
+    return first, following, end
 
 
 def _compile(

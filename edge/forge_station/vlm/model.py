@@ -78,6 +78,8 @@ class VisionLanguageModel:
         self.none_weight = float(manifest.model.get("none_weight", 1.0))
         self.image_token = codec.token_id(IMAGE_TOKEN)
         self.stats = DecodeStats(0, 0)
+        self.fed = DecodeStats(0, 0)
+        """Passes and tokens of the decoder since the model was opened."""
         self._vision: Graph | None = vision
         self._decoder: Graph | None = decoder
         self._embed = embed
@@ -187,6 +189,10 @@ class VisionLanguageModel:
         """A grid row: `none` or ascending columns; kept for the next part."""
         key = ("columns", prefix)
         return self._kept(key, lambda: grammar.columns(self.codec, prefix=prefix))
+
+    def rows_grammar(self, keys: Sequence[str]) -> Grammar:
+        """A whole grid as one text; kept for the next part."""
+        return self._kept(("rows", *keys), lambda: grammar.rows(self.codec, keys))
 
     def _kept(self, key: tuple[object, ...], build: Callable[[], Grammar]) -> Grammar:
         """The grammar of `key`; the one that was not used for longest makes room."""
@@ -329,6 +335,7 @@ class VisionLanguageModel:
             "logit_positions": logit_positions[None],
         }
         past = dict(zip(self._past, cache, strict=True))
+        self.fed = DecodeStats(self.fed.passes + 1, self.fed.tokens + len(embeds))
         logits, present = self._graph(self._decoder).run_bound(feeds, past, "logits", self._present)
         return logits[0], present
 
