@@ -247,7 +247,7 @@ def read_surface(
     """Class and score of one part from one forward pass; the grid only where it looks defective.
 
     `closer` draws a window of each view larger: from `thresholds.look_again` on the model looks
-    there a second time, and both looks decide. `always_grid` decodes the grid in any case
+    there a second time, and both looks decide the class. `always_grid` decodes the grid in any case
     (evaluation). `request` is one of the three VIEScore2 requests (`tasks.REQUESTS`): `score` gives
     no grid, `grid` no score, `joint` both. `grid`: how the grid is read (`vlm.grid_readout`).
     """
@@ -319,10 +319,10 @@ def _read_views(
     score = None
     if look.request != "grid":
         score = _expected_score(model.score_options(trunk, tasks.SCORE_KEY, tasks.SCORES))
-    again: _Again | None = None
+    near: CloserLook | None = None
     if look.closer is not None and 1.0 - odds[tasks.NORMAL] >= look.thresholds.look_again:
-        again = _look_again(model, trunk, facts, look.closer)
-        odds = _both(odds, again.odds, look.thresholds.closer_weight)
+        near, found = _look_again(model, trunk, facts, look.closer)
+        odds = _both(odds, found, look.thresholds.closer_weight)
     name = max(odds, key=lambda option: odds[option])
     looked = look.always_grid or 1.0 - odds[tasks.NORMAL] >= look.thresholds.defect_unsure
     looked = looked and look.request != "score"
@@ -330,9 +330,6 @@ def _read_views(
     overrun = False
     if looked:
         cells, overrun = _decode_grid(model, trunk, views, look)
-        if again is not None:
-            inside, late = _decode_grid(model, again.trunk, views, look)
-            cells, overrun = _refined(cells, inside, again.look.windows), overrun or late
     grids = {view: DefectGrid(cells[i]) for i, view in enumerate(views)}
     text = explanation.explain_views(score, grids if looked else {}, "surface")
     reading = SurfaceReading(
@@ -344,26 +341,23 @@ def _read_views(
         explanation=text,
     )
     readings = [_grid_reading(mark, view, grids[view], picture) for view in views if looked]
-    return SurfaceRead(reading, tuple(readings), odds, overrun, again.look if again else None)
+    return SurfaceRead(reading, tuple(readings), odds, overrun, near)
 
 
-@dataclass(frozen=True)
-class _Again:
-    """The second look, what was read there, and where its rows branch off."""
+def _look_again(
+    model: VisionLanguageModel, trunk: Trunk, facts: str, closer: Closer
+) -> tuple[CloserLook, dict[str, float]]:
+    """Look at the most suspicious window of each view, by the first look's cell probabilities.
 
-    look: CloserLook
-    trunk: Trunk
-    odds: Mapping[str, float]
-
-
-def _look_again(model: VisionLanguageModel, trunk: Trunk, facts: str, closer: Closer) -> _Again:
-    """Look at the most suspicious window of each view, by the first look's cell probabilities."""
+    Gives the look and the class probabilities. The grid stays the first look's: that of the closer
+    one was worse (grid IoU .42 and .22 on 157 decoded defects).
+    """
     keys = [tasks.row_key(view, row) for view in VIEWS for row in range(GRID_SIDE)]
     cells = model.soft_rows(trunk, keys).cells.reshape(len(VIEWS), GRID_SIDE, GRID_SIDE)
     look = closer(surface.suspicious(cells))
     near = model.trunk([look.picture.image], trunk_text(facts))
     odds = model.score_options(near, tasks.CLASS_KEY, model.manifest.vocabulary.classes)
-    return _Again(look, near, odds)
+    return look, odds
 
 
 def _both(
@@ -377,19 +371,6 @@ def _both(
     }
     total = sum(raw.values())
     return {name: value / total for name, value in raw.items()}
-
-
-def _refined(
-    cells: NDArray[np.bool_], inside: NDArray[np.bool_], windows: Mapping[str, surface.Window]
-) -> NDArray[np.bool_]:
-    """The first look's cells [3, 16, 16]; in each window those of the closer look `inside`."""
-    out = cells.copy()
-    zoom, side = surface.ZOOM, surface.WINDOW
-    for i, view in enumerate(VIEWS):
-        row, column = windows[view]
-        shrunk = inside[i].reshape(side, zoom, side, zoom).any(axis=(1, 3))
-        out[i, row : row + side, column : column + side] = shrunk
-    return out
 
 
 def _decode_grid(

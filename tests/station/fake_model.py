@@ -48,7 +48,6 @@ class FakeModel:
     """Class -> probability of the closer look."""
     suspicious: tuple[str, int, int] = ("top", 5, 9)
     """View, row and column of the one suspicious cell."""
-    near_rows: Mapping[str, str] = field(default_factory=dict)
     surface_score: Mapping[str, float] = field(default_factory=lambda: {"9/10": 1.0})
     rows: Mapping[str, str] = field(default_factory=dict)
     fails: frozenset[str] = frozenset()
@@ -104,10 +103,9 @@ class FakeModel:
     ) -> list[BranchResult]:
         self._may_fail("decode_branches")
         results = []
-        rows = self.near_rows if trunk.length == self.nearest else self.rows
         for branch in branches:
             self.keys.append(branch.key)
-            text, probability = rows.get(branch.key, tasks.NONE), 0.9
+            text, probability = self.rows.get(branch.key, tasks.NONE), 0.9
             over = branch.key in self.overruns
             logprob = math.log(probability)
             results.append(

@@ -154,17 +154,10 @@ def test_there_is_no_second_look_below_its_limit(thresholds):
     assert len(model.images) == 1
 
 
-def test_cells_of_the_closer_look_replace_those_of_its_window():
-    """Two small columns are one large one."""
-    rows = {"top r6:": "10", "top r16:": "1", "front r7:": "8"}
-    model = FakeModel(
-        surface={"dent": 0.9}, near={"dent": 0.9}, rows=rows, near_rows={"top r1:": "1,4"}
-    )
+def test_the_grid_is_that_of_the_first_look():
+    model = FakeModel(surface={"dent": 0.9}, near={"dent": 0.9}, rows={"top r6:": "10"})
     read = looked(model, NEAR)
-    window = suspicious(_one(2, 5, 9))["top"]
-    grids = {grid.view: set(grid.cells) for grid in read.grids}
-    assert grids["top"] == {(15, 0), (window[0], window[1]), (window[0], window[1] + 1)}
-    assert grids["front"] == set()  # inside the middle window, where the closer look saw nothing
+    assert {grid.view: grid.cells for grid in read.grids}["top"] == ((5, 9),)
 
 
 def _one(view: int, row: int, column: int) -> np.ndarray:

@@ -11,9 +11,10 @@ pytest.importorskip("scipy", reason="part shapes need the extra demo")
 
 from forge_station.contract.spec import Product
 from forge_station.contract.verdict import Outcome, ScanSummary, unknown_reasons
-from forge_station.contract.views import SURFACE_CHANNELS
+from forge_station.contract.views import NANO_LAYOUT, SURFACE_CHANNELS
+from forge_station.geometry.surface import look
 from forge_station.permit import CHECKS_ALONE
-from forge_station.pipeline import Inspector, Job
+from forge_station.pipeline import Inspector, Job, misfit_reasons
 from forge_station.sim.references import CadReferences
 from tests.station.fake_model import FakeModel, part_cloud
 
@@ -85,3 +86,15 @@ def test_a_defect_counts_only_where_the_part_lies_on_its_reference(kept, fits, k
     else:
         assert (surface.outcome, codes) == (Outcome.UNSURE, ["REFERENCE_MISFIT"])
         assert surface.reasons[0].mark == "A" and "limit 1" in surface.reasons[0].text
+
+
+def test_a_dense_part_far_off_its_reference_is_another_part(known):
+    seen = look(part_cloud(NUT, count=200_000).points, NANO_LAYOUT, known[NUT])
+    assert seen.fit is not None and seen.fit.misfit < 1.0
+    assert misfit_reasons("A", NUT, seen) == []
+    bent = replace(seen, fit=replace(seen.fit, misfit=3.9))
+    assert misfit_reasons("A", NUT, bent) == []
+    other = replace(seen, fit=replace(seen.fit, misfit=4.1))
+    (reason,) = misfit_reasons("A", NUT, other)
+    assert (reason.code, reason.mark) == ("REFERENCE_MISFIT", "A") and "4.1" in reason.text
+    assert misfit_reasons("A", NUT, replace(seen, fit=None)) == []
