@@ -1,7 +1,7 @@
 """A product line of photos from its folder to the table: load, train, export, evaluate, compare.
 
     python -m training.photo_lines tile   --data DATA/magnetic_tile  --out .work/photo --minutes 8
-    python -m training.photo_lines screws --data DATA/screws_missing --out .work/photo --minutes 4
+    python -m training.photo_lines screws --data DATA/screws_missing --out .work/photo --minutes 8
 
 `tile`: the magnetic-tile set (surface class and 16 x 16 grid), cross-validated in 3 folds of whole
 capture runs. `screws`: the screws-missing set (four fixed places), 5 folds of photos. Each fold is

@@ -6,5 +6,5 @@
 set -eu
 : "${DATA:?folder that holds magnetic_tile and screws_missing}"
 OUT="${OUT:-.work/photo}"
-python -m training.photo_lines screws --data "$DATA/screws_missing" --out "$OUT" --minutes "${SCREWS:-4}"
+python -m training.photo_lines screws --data "$DATA/screws_missing" --out "$OUT" --minutes "${SCREWS:-8}"
 python -m training.photo_lines tile --data "$DATA/magnetic_tile" --out "$OUT" --minutes "${TILE:-8}"
