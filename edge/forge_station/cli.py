@@ -94,12 +94,22 @@ def build_parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "bench",
         help="measure the latency of every stage here",
-        description="Run simulated parts without broker and pictures; p50/p95/p99/max a stage. "
-        "The last line is one JSON object.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=f"{bench.__doc__}\nThe last line of the output is one JSON object.",
     )
     _station_argument(command)
     command.add_argument("--parts", type=int, default=60, metavar="N", help="parts (default 60)")
-    command.set_defaults(run=lambda args: bench.run(load_station(args.station), args.parts))
+    command.add_argument(
+        "--scans", type=int, default=12, metavar="N", help="different scans (default 12)"
+    )
+    command.add_argument(
+        "--views", action="store_true", help="also time three views of a million points"
+    )
+    command.set_defaults(
+        run=lambda args: bench.run(
+            load_station(args.station), args.parts, scans=args.scans, views=args.views
+        )
+    )
     return parser
 
 
