@@ -1,9 +1,9 @@
 """Write the bundle folder of a checkpoint: graphs, embeddings, tokenizer, line, manifest, card.
 
-    python -m export.bundle --checkpoint runs/nano --out station_config/demo/bundle \
-        --precision int8 --line station_config/demo/line.yaml --references references.npz \
+    python -m export.bundle --checkpoint runs/nano --out station_config/demo/bundle \\
+        --precision int8 --line station_config/demo/line.yaml --references references.npz \\
         --name demo-nano --version 0.2.0
-    python -m export.bundle --checkpoint runs/3b --out lines/bolts --layout large \
+    python -m export.bundle --checkpoint runs/3b --out lines/bolts --layout large \\
         --precision w4a16 --quantizer gptq --calibration questions.npz --gate .work/cases
 
 The folder appears complete or not at all: everything is written beside it and renamed at the end. A

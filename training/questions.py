@@ -1,6 +1,6 @@
 """Record what the station asks its model over case files, and what the model answers.
 
-    python -m training.questions --bundle .work/fp32 --cases .work/cal --references cad \
+    python -m training.questions --bundle .work/fp32 --cases .work/cal --references cad \\
         --count 48 --out .work/questions.npz
 
 Cases go through the station's own code; kept are pictures, texts and answer lines, not the scans.

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from export import verify
+from export import decoder, verify
 from export.bundle import Release, write_bundle
 from export.network import read_network
+from export.quantize import Storage
 from export.reference import Reference
 from export.tensors import Checkpoint
 from forge_station.contract import tasks
@@ -144,3 +145,40 @@ def test_the_torch_exporter_gives_the_same_vision_graph(pair, tmp_path):
             }
         )
         assert np.abs(theirs - np.stack(model.embed_images(images))).max() < LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch about itself
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_torch_exporter_gives_the_same_decoder(pair, tmp_path):
+    from export.decoder_torch import write_decoder
+
+    _, reference = pair
+    folder = Path(reference.model.config.name_or_path)
+    text = read_network(folder).text
+    ours, theirs = tmp_path / "ours.onnx", tmp_path / "theirs.onnx"
+    decoder.write_decoder(Checkpoint(folder), text, ours, Storage(0))
+    write_decoder(reference.model, theirs)
+    graphs = [Graph(ours), Graph(theirs)]
+    assert graphs[0].inputs.keys() == graphs[1].inputs.keys()
+    assert graphs[0].outputs == graphs[1].outputs
+    rng = np.random.default_rng(5)
+    # A trunk, branches that do not see one another behind a past, and one token.
+    for tokens, past, hidden in ((9, 0, 0.0), (6, 11, 0.4), (1, 4, 0.0)):
+        bias = np.triu(np.full((tokens, past + tokens), -1e9, np.float32), past + 1)
+        bias[:, :past][rng.random((tokens, past)) < hidden] = -1e9
+        shape = (1, text.kv_heads, past, text.head_dim)
+        feeds = {
+            "inputs_embeds": rng.normal(size=(1, tokens, text.hidden_size)).astype(np.float32),
+            "position_ids": rng.integers(0, 40, (3, 1, tokens)),
+            "attention_bias": bias[None, None],
+            "logit_positions": rng.integers(0, tokens, (1, 3)),
+        }
+        for name in graphs[0].inputs:
+            if name.startswith("past."):
+                feeds[name] = rng.normal(size=shape).astype(np.float32)
+        results = [graph.run(feeds, graphs[0].outputs) for graph in graphs]
+        for one, two in zip(*results, strict=True):
+            assert one.shape == two.shape
+            assert np.abs(one - two).max() < LIMIT
+        assert results[0][0].std() > 0.1
