@@ -53,3 +53,11 @@ def test_ci_runs_the_tests_and_skips_nothing_for_a_missing_package(repository):
     assert os.access(script, os.X_OK)
     lines = script.read_text(encoding="utf-8").splitlines()
     assert lines.index("export CI=1") < lines.index("make test")
+
+
+def test_the_edge_tests_take_the_release_asked_for_and_no_training_framework(repository):
+    commands = dry_run(repository, "test-edge", "ORT=1.23.2")
+    assert "'onnxruntime==1.23.2'" in commands
+    assert "torch==" not in commands and "transformers" not in commands
+    assert "tests/vlm" in commands and "tests/training" not in commands
+    assert "onnxruntime==" not in dry_run(repository, "test-edge")
