@@ -1,0 +1,456 @@
+"""Time one part with three checks against other ways to run the same model, in one run.
+
+    python -m export.bench --bundle station_config/demo/bundle --checkpoint .work/checkpoints/nano
+    python -m export.bench --bundle DIR --threads 4 --rounds 9         # without transformers
+
+The part: a marks sheet of three parts that is read and judged as an assembly (two questions), and a
+surface picture of three views with class, score and defect grid. The peers answer the same three
+questions the usual way, each with its own prompt, by free greedy generation of as many tokens as
+the station's answers have (so that no peer gains by stopping early):
+
+    station       this code: one picture prefix, options scored, rows as parallel branches
+    naive         the same ONNX graphs: picture and prompt once a question, one token a pass
+    transformers  the checkpoint in float32, eager attention, `generate` with its cache
+
+Every round runs all of them in turn; a ratio is the median over rounds of the quotients within a
+round, which a machine that others use as well disturbs least. Wall time counts; CPU time stands
+beside it.
+
+Against the limits of this machine, measured in the same run: reading speed of memory for decoding
+one token (all weights are read), and the speed of a float32 matrix product in ONNX Runtime for the
+picture and the prompt (two operations a weight and token; attention is not counted). A model that
+fits into the cache may exceed the speed of memory.
+
+Prints a table; the last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from tqdm import tqdm
+
+from forge_station import checks
+from forge_station.checks import Thresholds
+from forge_station.contract import tasks
+from forge_station.contract.error import StationError
+from forge_station.contract.spec import Product
+from forge_station.contract.views import DIFFERENCE, MARKS, Layout
+from forge_station.errors import InputError
+from forge_station.geometry import pose, reference, sheet, surface
+from forge_station.geometry.pose import PartCloud
+from forge_station.vlm.decode import Cache
+from forge_station.vlm.engine import CPU, VERSION, Graph
+from forge_station.vlm.model import DECODER, VISION, VisionLanguageModel
+
+KIT = Product("KIT", "assembly", ("assembly",), dict.fromkeys(("hex_bolt M8x30", "hex_nut M8"), 1))
+PART = "hex_bolt M8x30"
+PIXEL_MM = 0.15
+_LEAST_WEIGHT = 4096
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt with one picture, and how many tokens its answer has, the end included."""
+
+    picture: NDArray[np.uint8]
+    prompt: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part shows: the marks sheet, the surface picture, and the clouds behind them."""
+
+    clouds: tuple[PartCloud, ...]
+    marks: sheet.Sheet
+    surface: sheet.Sheet
+
+
+class Naive(VisionLanguageModel):
+    """The same graphs as a plain text model: everything again for every question."""
+
+    def _step(self, *feeds: Any) -> tuple[NDArray[np.float32], Cache]:
+        logits, cache = super()._step(*feeds)
+        self._said = logits
+        return logits, cache
+
+    def answer(self, question: Question) -> list[int]:
+        """Picture and prompt, then one token a pass, the likeliest of the whole vocabulary."""
+        trunk = self.trunk([question.picture], question.prompt)
+        cache: Cache = trunk.cache
+        found = [int(self._said[-1].argmax())]
+        while len(found) < question.tokens:
+            place = len(found) - 1
+            _, cache = self._step(
+                self._lookup(np.array(found[-1:])),
+                np.full((3, 1, 1), trunk.position + place, np.int64),
+                np.zeros((1, 1, 1, trunk.length + place + 1), np.float32),
+                cache,
+                np.array([0]),
+            )
+            found.append(int(self._said[-1].argmax()))
+        return found
+
+
+def part_of(layout: Layout, channels: Sequence[str], seed: int = 0) -> Part:
+    """Three blocks, one of them with a dent: pictures of the usual size from plain geometry.
+
+    A model that is shown the difference from a reference gets that from the block without dent.
+    """
+    rng = np.random.default_rng(seed)
+    sizes = ((30.0, 13.0, 7.0), (13.0, 13.0, 7.0), (17.0, 17.0, 2.0))
+    clouds = tuple(_block(rng, sides) for sides in sizes)
+    columns = checks.columns_of(len(clouds), layout)
+    marks = sheet.marks_sheet([cloud.points for cloud in clouds], columns, layout)
+    if DIFFERENCE in channels:
+        sound = reference.build([_block(rng, sizes[0], dent_mm=0.0).points])
+        return Part(clouds, marks, surface.look(clouds[0].points, layout, sound).picture)
+    return Part(clouds, marks, sheet.surface_picture(clouds[0].points, layout)[0])
+
+
+def _block(
+    rng: np.random.Generator, sides: tuple[float, float, float], dent_mm: float = 0.8
+) -> PartCloud:
+    """Top and four sides of a block standing on z = 0, with a dent in its top."""
+    size = np.array(sides)
+    points = []
+    for axis, end in ((2, 1.0), (0, 0.0), (0, 1.0), (1, 0.0), (1, 1.0)):
+        face = rng.random((6000, 3))
+        face[:, axis] = end
+        points.append(face * size)
+    cloud = np.concatenate(points)
+    cloud[:, :2] -= size[:2] / 2
+    away = np.hypot(cloud[:, 0] - size[0] / 4, cloud[:, 1])
+    top = cloud[:, 2] == size[2]
+    cloud[top, 2] -= np.maximum(0.0, dent_mm - 0.4 * away[top])
+    cloud += rng.normal(0, 0.02, cloud.shape)
+    return pose.align(cloud.astype(np.float32), PIXEL_MM, poses=4)
+
+
+def station(model: VisionLanguageModel, part: Part, limits: Thresholds) -> list[Question]:
+    """All three checks as the station makes them -> the questions that they answered."""
+    sizes = checks.measured(part.clouds)
+    read = checks.read_marks(model, part.marks, sizes, {})
+    judged = checks.judge_marks(model, read, KIT)
+    found = checks.read_surface(
+        model, part.surface, MARKS[0], PART, sizes[MARKS[0]], limits, 3600.0, always_grid=True
+    )
+    box = {mark: size.box for mark, size in sizes.items()}
+    marks = checks.trunk_text(tasks.sheet_facts(box, part.marks.mm_per_px))
+    readings = tasks.readings_text({part.mark: part.part for part in read.parts})
+    judge = marks + readings + tasks.NEXT_USER
+    judge += tasks.judge_text("assembly", dict(KIT.parts)) + tasks.ASSISTANT
+    opinion = f"{tasks.ANSWER_KEY} {judged.letter}\n{tasks.MISSING_KEY} {judged.missing}\n"
+    opinion += f"{tasks.SCORE_KEY} {tasks.SCORES[round(judged.score)]}\n"
+    looking = checks.trunk_text(tasks.surface_facts(PART, sizes[MARKS[0]].box))
+    score = tasks.SCORES[round(found.reading.score or 0.0)]
+    look = f"{tasks.CLASS_KEY} {found.reading.defect_class}\n{tasks.SCORE_KEY} {score}\n"
+    look += _grid_lines(found.grids)
+    return [
+        _question(model, part.marks, marks, readings),
+        _question(model, part.marks, judge, opinion),
+        _question(model, part.surface, looking, look),
+    ]
+
+
+def _grid_lines(grids: Sequence[Any]) -> str:
+    """`front r5: 5,6` for every row that is not empty."""
+    rows: dict[tuple[str, int], list[int]] = {}
+    for grid in grids:
+        for row, column in grid.cells:
+            rows.setdefault((grid.view, row), []).append(column)
+    return "".join(
+        f"{tasks.row_key(*key)} {tasks.row_text(found)}\n" for key, found in rows.items()
+    )
+
+
+def _question(
+    model: VisionLanguageModel, picture: sheet.Sheet, prompt: str, answer: str
+) -> Question:
+    return Question(picture.image, prompt, len(model.codec.encode(answer)) + 1)
+
+
+def transformers_peer(
+    checkpoint: Path, model: VisionLanguageModel, threads: int
+) -> Callable[[Sequence[Question]], list[list[int]]]:
+    """`generate` of the checkpoint, eager, in float32 -> the tokens of each answer."""
+    import torch
+    from transformers import Qwen2_5_VLForConditionalGeneration
+
+    from forge_station.vlm.preprocess import normalised_patches
+
+    torch.set_num_threads(threads)
+    eager = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+    def answer(questions: Sequence[Question]) -> list[list[int]]:
+        answers = []
+        for question in questions:
+            image, geometry = question.picture, model.geometry
+            before, after = question.prompt.split(tasks.IMAGE_TOKEN)
+            rows, columns = geometry.token_grid(*image.shape[:2])
+            ids = [*model.codec.encode(before), *[model.image_token] * (rows * columns)]
+            tokens = torch.tensor([ids + model.codec.encode(after)])
+            with torch.no_grad():
+                whole = eager.generate(
+                    input_ids=tokens,
+                    attention_mask=torch.ones_like(tokens),
+                    pixel_values=torch.from_numpy(normalised_patches(image, geometry)),
+                    image_grid_thw=torch.tensor([[1, *geometry.grid(*image.shape[:2])]]),
+                    mm_token_type_ids=(tokens == model.image_token).int(),
+                    max_new_tokens=question.tokens,
+                    min_new_tokens=question.tokens,
+                    do_sample=False,
+                    pad_token_id=0,
+                )
+            answers.append(whole[0, tokens.shape[1] :].tolist())
+        return answers
+
+    return answer
+
+
+def not_run(checkpoint: Path | None) -> dict[str, str]:
+    """Peers that this run leaves out, and why."""
+    reasons = {}
+    if checkpoint is None:
+        reasons["transformers"] = "no --checkpoint was given"
+    for name, module, converter in (
+        ("OpenVINO GenAI", "openvino_genai", "optimum-intel (with transformers below 5)"),
+        ("llama.cpp", "llama_cpp", "its own converter to GGUF"),
+    ):
+        missing = importlib.util.find_spec(module) is None
+        reasons[name] = (
+            f"{'not installed, and ' if missing else ''}it reads neither these graphs nor this "
+            f"checkpoint before {converter} has converted them, in an environment of its own"
+        )
+    return reasons
+
+
+def race(
+    peers: Mapping[str, Callable[[], object]], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """(wall, CPU) milliseconds of every peer in every round, after one round that is not timed."""
+    wall: dict[str, list[float]] = {name: [] for name in peers}
+    cpu: dict[str, list[float]] = {name: [] for name in peers}
+    for number in tqdm(range(rounds + 1), unit="round"):
+        for name, work in peers.items():
+            start, spent = time.perf_counter(), time.process_time()
+            work()
+            if number:
+                wall[name].append((time.perf_counter() - start) * 1000)
+                cpu[name].append((time.process_time() - spent) * 1000)
+    return wall, cpu
+
+
+def ratios(times: Mapping[str, Sequence[float]], base: str = "station") -> dict[str, float]:
+    """Median over rounds of each peer's time over that of `base` in the same round."""
+    return {
+        name: round(statistics.median(a / b for a, b in zip(own, times[base], strict=True)), 2)
+        for name, own in times.items()
+        if name != base
+    }
+
+
+def read_speed(threads: int, mega_bytes: int = 192) -> float:
+    """GB/s of reading memory with so many threads: the best of five sums over large arrays."""
+    arrays = [np.ones(mega_bytes * 2**17, np.float64) for _ in range(threads)]
+    best = 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(5):
+            start = time.perf_counter()
+            list(pool.map(np.sum, arrays))
+            best = max(best, sum(a.nbytes for a in arrays) / (time.perf_counter() - start))
+    return best / 1e9
+
+
+def product_speed(threads: int, side: int = 768) -> float:
+    """GFLOP/s of a float32 matrix product in ONNX Runtime, the best of five."""
+    shape = [side, side]
+    tensor = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in ("a", "b", "y")]
+    node = helper.make_node("MatMul", ["a", "b"], ["y"])
+    graph = helper.make_graph([node], "product", tensor[:2], tensor[2:])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "product.onnx"
+        onnx.save(proto, path)
+        opened = Graph(path, threads=threads, provider=CPU)
+        feeds = {name: np.ones(shape, np.float32) for name in ("a", "b")}
+        best = min(_timed(lambda: opened.run(feeds)) for _ in range(6))
+    return float(2 * side**3 / best / 1e9)
+
+
+def weights_of(path: Path) -> tuple[int, int]:
+    """(numbers in the weight matrices, bytes of all weights) of a graph with weights beside it."""
+    graph = onnx.load(path, load_external_data=False).graph
+    packed = [node for node in graph.node if node.op_type == "MatMulNBits"]
+    numbers = 0
+    for node in packed:
+        size = {item.name: item.i for item in node.attribute}
+        numbers += size["K"] * size["N"]
+    inside = {name for node in packed for name in node.input}
+    for item in graph.initializer:
+        count = int(np.prod(item.dims))
+        matrix = len(item.dims) == 2 or item.data_type == TensorProto.UINT8  # blocks of int8
+        if matrix and count >= _LEAST_WEIGHT and item.name not in inside:
+            numbers += count
+    beside = path.with_name(f"{path.name}.data")
+    return numbers, beside.stat().st_size if beside.is_file() else path.stat().st_size
+
+
+def _timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def limits(bundle: Path, model: VisionLanguageModel, part: Part, threads: int) -> dict[str, Any]:
+    """Speed of each pass against what the machine can do at best."""
+    memory, products = read_speed(threads), product_speed(threads)
+    image = part.surface.image
+    picture_tokens = int(np.prod(model.geometry.token_grid(*image.shape[:2])))
+    patches = picture_tokens * model.geometry.merge**2
+    prompt = checks.trunk_text(tasks.surface_facts(PART, (30.0, 13.0, 7.0)))
+    trunk = model.trunk([image], prompt)
+    vision_weights, _ = weights_of(bundle / VISION)
+    decoder_weights, decoder_bytes = weights_of(bundle / DECODER)
+    token = [model.codec.encode(tasks.CLASS_KEY)[:1]]
+    vision = min(_timed(lambda: model.embed_images([image])) for _ in range(5))
+    both = min(_timed(lambda: model.trunk([image], prompt)) for _ in range(5))
+    decode = min(_timed(lambda: model.forward(trunk, token)) for _ in range(9))
+    prefill = max(both - vision, 1e-9)
+    found = {
+        "memory_read_gb_s": memory,
+        "matrix_product_gflop_s": products,
+        "vision_ms": vision * 1000,
+        "vision_gflop_s": 2 * vision_weights * patches / vision / 1e9,
+        "prefill_ms": prefill * 1000,
+        "prefill_gflop_s": 2 * decoder_weights * trunk.length / prefill / 1e9,
+        "decode_ms": decode * 1000,
+        "decode_gb_s": decoder_bytes / decode / 1e9,
+    }
+    found["vision_share"] = found["vision_gflop_s"] / products
+    found["prefill_share"] = found["prefill_gflop_s"] / products
+    found["decode_share"] = found["decode_gb_s"] / memory
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """All measurements of one run."""
+    with (
+        VisionLanguageModel.open(
+            args.bundle,
+            threads=args.threads,
+            provider=CPU,
+            prefix=tasks.TRUNK_OPEN + tasks.IMAGE_OPEN,
+        ) as model,
+        Naive.open(args.bundle, threads=args.threads, provider=CPU) as naive,
+    ):
+        sizes = model.manifest.model
+        layout = Layout(
+            cell=int(sizes.get("cell_px", Layout.cell)),
+            panel=int(sizes.get("panel_px", Layout.panel)),
+        )
+        part = part_of(layout, model.manifest.surface_channels)
+        thresholds = Thresholds.read(model.manifest.thresholds)
+        questions = station(model, part, thresholds)
+        assert isinstance(naive, Naive)
+        peers: dict[str, Callable[[], object]] = {
+            "station": lambda: station(model, part, thresholds),
+            "naive": lambda: [naive.answer(question) for question in questions],
+        }
+        if args.checkpoint is not None:
+            eager = transformers_peer(args.checkpoint, model, args.threads)
+            peers["transformers"] = lambda: eager(questions)
+        wall, cpu = race(peers, args.rounds)
+        return {
+            "bundle": f"{model.manifest.name} {model.manifest.version}",
+            "precision": model.manifest.precision,
+            "runtime": f"onnxruntime {VERSION}",
+            "threads": args.threads,
+            "load": [round(value, 1) for value in os.getloadavg()],
+            "rounds": args.rounds,
+            "answer_tokens": [question.tokens for question in questions],
+            "median_ms": {name: round(statistics.median(own), 1) for name, own in wall.items()},
+            "median_cpu_ms": {name: round(statistics.median(own), 1) for name, own in cpu.items()},
+            "times_faster": ratios(wall),
+            "times_less_cpu": ratios(cpu),
+            "limits": limits(args.bundle, model, part, args.threads),
+            "not_run": not_run(args.checkpoint),
+            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        }
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """For people."""
+    lines = [
+        f"{found['bundle']} ({found['precision']}), {found['runtime']}, {found['threads']} threads",
+        f"load {found['load'][0]}, answers of {found['answer_tokens']} tokens",
+        f"{'peer':<14}{'median ms':>11}{'CPU ms':>10}{'station is':>13}{'by CPU time':>13}",
+    ]
+    for name, value in found["median_ms"].items():
+        line = f"{name:<14}{value:>11.1f}{found['median_cpu_ms'][name]:>10.1f}"
+        if name in found["times_faster"]:
+            line += f"{found['times_faster'][name]:>12.2f}x{found['times_less_cpu'][name]:>12.2f}x"
+        lines.append(line)
+    lines += [f"{name}: not run: {reason}" for name, reason in found["not_run"].items()]
+    own = found["limits"]
+    lines += [
+        f"{'against the limit':<20}{'ms':>8}{'reached':>18}{'limit':>18}{'share':>8}",
+        *(
+            f"{name:<20}{own[f'{name}_ms']:>8.1f}{own[f'{name}_{unit}']:>12.1f} {said:<5}"
+            f"{own[limit]:>12.1f} {said:<5}{own[f'{name}_share']:>8.2f}"
+            for name, unit, said, limit in (
+                ("vision", "gflop_s", "GF/s", "matrix_product_gflop_s"),
+                ("prefill", "gflop_s", "GF/s", "matrix_product_gflop_s"),
+                ("decode", "gb_s", "GB/s", "memory_read_gb_s"),
+            )
+        ),
+        f"peak memory of all together {found['peak_memory_mb']} MB",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bundle", type=Path, required=True, help="bundle folder")
+    parser.add_argument("--checkpoint", type=Path, help="its checkpoint, for transformers")
+    parser.add_argument("--threads", type=int, default=2, help="of every peer (default 2)")
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default 7)")
+    args = parser.parse_args()
+    if args.threads < 1 or args.rounds < 1:
+        parser.error("--threads and --rounds: expected 1 or more")
+    try:
+        if args.checkpoint is not None and not args.checkpoint.is_dir():
+            raise InputError("no such checkpoint folder", which=args.checkpoint)
+        found = run(args)
+    except StationError as error:
+        print(f"export.bench: {error}", file=sys.stderr)
+        return 1
+    print(table(found))
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
