@@ -42,7 +42,8 @@ from export.sequences import sequences
 from export.targets import PRECISIONS, TARGETS, Bits
 from export.tensors import Checkpoint
 from export.vision import write_vision
-from forge_station.contract import spec
+from forge_station.checks import Thresholds
+from forge_station.contract import record, spec
 from forge_station.contract.error import StationError
 from forge_station.contract.manifest import MANIFEST_NAME, FileEntry, Manifest
 from forge_station.contract.views import DIFFERENCE
@@ -93,6 +94,8 @@ def write_bundle(
     network = read_network(checkpoint_folder)
     codec = _check_tokenizer(checkpoint_folder / TOKENIZER, network)
     card = _training_card(checkpoint_folder / TRAINING_CARD)
+    points = {**card.get("thresholds", {}), **release.thresholds}
+    record.read(Thresholds, points, "thresholds")  # no station opens a bundle with others
     line_name, inspected = _check_line(release.line, codec)
     _check_references(release.references, card, inspected)
     _check_quantizer(release, bits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import shutil
 
@@ -64,6 +65,23 @@ def drop_tensor(folder, name: str) -> None:
 def test_a_missing_tensor_is_named(tmp_path, checkpoint, name):
     drop_tensor(checkpoint, name)
     refused(tmp_path, checkpoint, f"lacks a tensor.*{name}")
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "pattern"),
+    [
+        ({"row": 0.42}, r"thresholds\.row"),
+        ({"look_again": 5}, "look_again: 5"),
+        ({"look_again": float("nan")}, "look_again: nan"),
+        ({"look_again": "often"}, r"thresholds\.look_again: 'often'"),
+        ({"defect_unsure": 0.9}, "at most defect_fail"),
+    ],
+)
+def test_operating_points_that_no_station_reads_are_refused(
+    tmp_path, checkpoint, thresholds, pattern
+):
+    release = dataclasses.replace(RELEASE, thresholds=thresholds)
+    refused(tmp_path, checkpoint, pattern, release)
 
 
 def test_a_truncated_checkpoint_is_refused(tmp_path, checkpoint):
@@ -208,7 +226,7 @@ def test_the_manifest_says_what_the_checkpoint_is(tmp_path, checkpoint):
         7,
         line=tmp_path / "line.yaml",
         evaluation={"letter": {"accuracy": 0.97, "detail": {"curve": [0.5]}}},
-        thresholds={"row": 0.42},
+        thresholds={"grid_row": 0.42},
     )
     done: list[int] = []
     manifest = write_bundle(
@@ -223,12 +241,12 @@ def test_the_manifest_says_what_the_checkpoint_is(tmp_path, checkpoint):
     assert manifest.model["mrope_section"] == (8, 12, 12) or list(
         manifest.model["mrope_section"]
     ) == [8, 12, 12]
-    assert manifest.thresholds == {"row": 0.42}
+    assert manifest.thresholds == {"grid_row": 0.42}
     assert manifest.training["evaluation"]["letter"] == {"accuracy": 0.97}
     assert {"line.yaml", "MODEL_CARD.md"} <= set(manifest.files)
     card = (tmp_path / "b" / "MODEL_CARD.md").read_text()
     assert "| letter.accuracy | 0.97 |" in card
-    assert "| row | 0.42 |" in card
+    assert "| grid_row | 0.42 |" in card
 
 
 def test_int8_is_small_and_opens(tmp_path, checkpoint):
