@@ -273,6 +273,10 @@ def _threshold(text: str) -> tuple[str, float]:
 def _checked(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.endpoint and not args.model:
         parser.error("--endpoint needs --model, the name that it serves")
+    if args.endpoint and args.threshold:
+        parser.error("--threshold: an endpoint decides by its own letter; it is for bundles")
+    if args.limit is not None and args.limit < 1:
+        parser.error(f"--limit: expected 1 or more, got {args.limit}")
     try:
         if not isinstance(json.loads(args.extra), dict):
             raise ValueError("not an object")

@@ -315,6 +315,30 @@ def test_limit_counts_by_task() -> None:
     assert selected(cases, None) == cases
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--bundle", "b", "--limit", "0"], "--limit: expected 1 or more, got 0"),
+        (["--endpoint", "u", "--model", "m", "--threshold", "look_again=1"], "it is for bundles"),
+    ],
+)
+def test_what_would_measure_nothing_is_refused_and_kept_rows_stay(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    expected: str,
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("kept\n")
+    arguments = ["evaluate", *words, "--cases", str(tmp_path), "--out", str(rows)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as stopped:
+        evaluate.main()
+    assert stopped.value.code == 2 and expected in capsys.readouterr().err
+    assert rows.read_text() == "kept\n"
+
+
 def test_sizes_can_be_left_out_of_prompt_and_reading(tmp_path: Path, inspector: Inspector) -> None:
     write_cloud(tmp_path / "t.ply", -20.0, 20.0, tray=True)
     line = {"id": "x", "task": "assembly", "product": KIT, "input": {"scene": "t.ply"},
