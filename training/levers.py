@@ -9,7 +9,7 @@ shading of the view, relief (height over the local mean), difference from the re
 the scanner's white image, and shading alone at half the resolution. A share of the cracks is
 closed: dark lines without depth, which are left out of training where the white image is not shown,
 for nothing shows them there. It ranks what pictures show; the model's own figures are those of
-`training.evaluate`. The second look is measured there: with and without `--limit look_again=1`.
+`training.evaluate`. The second look is measured there: with and without `--threshold look_again=1`.
 
 Pools and finished runs are kept: call it again and it goes on.
 """
@@ -209,7 +209,8 @@ def run(out: Path, train_count: int, test_count: int, steps: int, seed: int, job
     settings = {"steps": steps, "batch": _BATCH, "train": len(training), "test": len(test)}
     figures: dict[str, Any] = {}
     for lever in LEVERS:
-        kept = out / f"{lever.name.replace(' ', '_').replace(',', '')}-{seed}-{steps}.json"
+        asked = f"{seed}-{steps}-{len(training)}-{len(test)}"
+        kept = out / f"{lever.name.replace(' ', '_').replace(',', '')}-{asked}.json"
         if kept.is_file():
             figures[lever.name] = json.loads(kept.read_text(encoding="utf-8"))
             continue
@@ -236,6 +237,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--jobs", type=int, default=1, help="processes that make the pools")
     add("--threads", type=int, default=1)
     args = parser.parse_args(argv)
+    for name, least in (
+        ("train", 1),
+        ("test", 1),
+        ("steps", 1),
+        ("seed", 0),
+        ("jobs", 1),
+        ("threads", 1),
+    ):
+        if getattr(args, name) < least:
+            parser.error(f"--{name}: expected {least} or more, got {getattr(args, name)}")
     torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
     try:

@@ -112,3 +112,18 @@ def test_the_command_keeps_what_is_done(tmp_path, monkeypatch, capsys):
     assert levers.main(words) == 0
     assert json.loads((tmp_path / "levers.json").read_text())["levers"].keys() == {"shading"}
     assert first["train"] == 6
+    # Of a pool that has grown meanwhile, the kept figures say nothing.
+    write_pool(tmp_path / "data/surface", [0, 1, 2, 3, 4, 0, 0], [False] * 7)
+    monkeypatch.setattr(levers, "train", lambda *_: Script([0.1] * 7, [1] * 7))
+    assert levers.main(words) == 0
+    again = json.loads((tmp_path / "levers.json").read_text())
+    assert again["train"] == 7 and again["levers"]["shading"]["n"]["clean"] == 3
+
+
+@pytest.mark.parametrize("words", [("--steps", "0"), ("--train", "-1"), ("--jobs", "0")])
+def test_a_number_out_of_range_is_refused_before_anything_is_made(tmp_path, capsys, words):
+    with pytest.raises(SystemExit) as stopped:
+        levers.main(["--out", str(tmp_path / "out"), *words])
+    assert stopped.value.code == 2
+    assert f"{words[0]}: expected 1 or more, got {words[1]}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
