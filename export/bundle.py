@@ -452,6 +452,7 @@ def main() -> int:
             print(f"export.bundle: found {partial_of(args.out)}", file=sys.stderr)
         judge = None
         if args.gate is not None:
+            _check_cases(args.gate)
             full = dataclasses.replace(release, **_FULL_PRECISION)
             judge = Gate(
                 lambda folder: _write(args, folder, full, None),
@@ -502,6 +503,19 @@ def _write(
         again = args.replace or out != args.out
         return write_bundle(
             args.checkpoint, out, release, replace=again, progress=advance, judge=judge
+        )
+
+
+def _check_cases(folder: Path) -> None:
+    """Before anything is written: the gate has something to look at."""
+    path = folder / "cases.jsonl"
+    if not path.is_file() or not path.stat().st_size:
+        raise InputError(
+            "no cases for the gate",
+            which=path,
+            expected="one JSON object a line",
+            got="an empty file" if path.is_file() else "no such file",
+            action="make them: python -m training.cases --out DIR",
         )
 
 

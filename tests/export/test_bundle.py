@@ -283,6 +283,21 @@ def test_the_command_prints_one_json_line_last(tmp_path, checkpoint, monkeypatch
     assert "output folder exists" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_gate_without_cases_is_refused_before_anything_is_written(
+    tmp_path, checkpoint, monkeypatch, capsys, content
+):
+    cases = tmp_path / "cases"
+    cases.mkdir()
+    if content is not None:
+        (cases / "cases.jsonl").write_text(content)
+    arguments = ["bundle", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "b")]
+    monkeypatch.setattr("sys.argv", [*arguments, "--gate", str(cases)])
+    assert bundle.main() == 1
+    assert "no cases for the gate" in capsys.readouterr().err
+    assert not list(tmp_path.glob("b*"))
+
+
 def test_the_verify_command_passes_on_its_own_bundle(tmp_path, monkeypatch, capsys):
     from export import verify
     from training.nano import model as training_nano
