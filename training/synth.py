@@ -109,7 +109,12 @@ def fill(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    for name, least in (("count", 1), ("shard", 1), ("jobs", 1), ("seed", 0)):
+        value = getattr(args, name, None)
+        if value is not None and value < least:
+            parser.error(f"--{name}: expected {least} or more, got {value}")
     try:
         if args.command == "check":
             return _check(args.pool)

@@ -329,3 +329,20 @@ def test_validation_pools_have_a_seed_of_their_own():
     for name, seed in (("sheet", 0), ("sheet-val", synth.VALIDATION_SEED)):
         args = synth._parser().parse_args([name, "--out", "x"])
         assert synth.recipe_of(args).seed == seed
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--count", "0"), "1 or more, got 0"),
+        (("--shard", "-2"), "1 or more, got -2"),
+        (("--jobs", "0"), "1 or more, got 0"),
+        (("--seed", "-1"), "0 or more, got -1"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_before_a_pool_is_begun(tmp_path, capsys, words, expected):
+    with pytest.raises(SystemExit) as stopped:
+        synth.main(["surface", "--out", str(tmp_path / "data"), *words])
+    assert stopped.value.code == 2
+    assert f"{words[0]}: expected {expected}" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
