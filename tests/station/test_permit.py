@@ -292,8 +292,22 @@ def test_any_other_certificate_leaves_the_station_advisory_and_says_why(
 
 def test_stricter_thresholds_of_the_station_keep_the_certificate(tmp_path):
     write(tmp_path, good())
-    stricter = Thresholds(0.4, 0.2, 0.5, 0.8, 0.7, 20.0)
+    stricter = Thresholds(
+        defect_fail=0.4,
+        defect_unsure=0.2,
+        size_tolerance=0.8,
+        answer_disagree=0.7,
+        token_budget=20.0,
+    )
     assert read(tmp_path, used=stricter).objection is None
+
+
+@pytest.mark.parametrize("name", ["look_again", "closer_weight", "grid_row"])
+def test_what_changes_the_score_voids_the_certificate(tmp_path, name):
+    """Another weight is neither stricter nor looser: the certificate's score is another one."""
+    write(tmp_path, good())
+    objection = read(tmp_path, used=Thresholds(**{name: 0.3})).objection
+    assert objection is not None and name in objection
 
 
 def test_the_digest_names_what_decides_and_not_the_card():
