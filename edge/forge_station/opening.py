@@ -63,6 +63,14 @@ def open_inspector(
                 "the bundle's settings are not valid", which=bundle / "manifest.json", got=error
             ) from error
         thresholds = Thresholds.read(released, overrides)
+        if thresholds.look_again < 1.0 and not model.manifest.training.get("closer_looks"):
+            raise BundleError(
+                "this bundle's model was not trained on closer looks",
+                which=f"threshold look_again of {model.manifest.name}",
+                expected="1 (never), or a bundle whose training card counts closer_looks",
+                got=f"{thresholds.look_again:g}",
+                action="leave look_again out, or train on a pool drawn with --closer-share",
+            )
         references: Mapping[str, Reference] = {}
         if reference_io.FILE in model.manifest.files:
             references = reference_io.load(bundle / reference_io.FILE)

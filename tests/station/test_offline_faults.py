@@ -17,6 +17,7 @@ from forge_station.capture import calibration_io, replay
 from forge_station.capture.base import PatternStack
 from forge_station.contract.verdict import unknown_reasons
 from forge_station.errors import StationError
+from forge_station.opening import open_inspector
 from tests.station.offline_inputs import (
     cloud_files,
     command,
@@ -312,6 +313,11 @@ def test_a_refused_bundle_is_one_line_and_64(tmp_path, capsys):
     assert not out
     assert err.startswith("forge-station: bundle has no readable manifest")
     assert err.count("\n") == 1
+
+
+def test_a_second_look_needs_a_model_that_was_trained_for_it(bundle):
+    with pytest.raises(StationError, match="not trained on closer looks"):
+        open_inspector(bundle, overrides={"look_again": 0.05})
 
 
 def test_a_stack_of_another_calibration_is_an_error(inspector, recording):

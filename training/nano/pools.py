@@ -215,6 +215,11 @@ class SurfacePool:
     def __len__(self) -> int:
         return len(self.shards)
 
+    @property
+    def closer_looks(self) -> int:
+        """How many of the pictures are closer looks."""
+        return int(self.shards.meta["closer"].sum()) if "closer" in self.shards.meta else 0
+
     def _closer(self, index: int) -> bool:
         return "closer" in self.shards.meta and bool(self.shards.meta["closer"][index])
 

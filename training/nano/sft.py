@@ -373,6 +373,7 @@ def train(args: argparse.Namespace) -> None:
         "none_weight": pack.NONE_WEIGHT,
         "train_sheets": len(sheets),
         "train_surfaces": len(surfaces),
+        "closer_looks": surfaces.closer_looks,
         "surface_channels": list(shown),
         "surface_promised_for": ", ".join(PROMISED_SURFACE),
         "defect_sizes": DEFECT_SIZES,
