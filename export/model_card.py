@@ -5,6 +5,7 @@ It invents no figure: what was not measured is not in the card.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -102,7 +103,8 @@ def _promised(reports: Sequence[Mapping[str, Any]]) -> list[str]:
         lines += ["| --- | --- | --- | --- | --- |"]
         for name, one in report["curves"].items():
             sizes = [one.get("a90"), one.get("a90_95")]
-            shown = [f"{size:.3g}" if size is not None else "-" for size in sizes]
+            most = one.get("largest", math.inf)
+            shown = [f"{s:.3g}" if s is not None and s <= most else "-" for s in sizes]
             note = f" ({one['reason']})" if "reason" in one else ""
             lines.append(
                 f"| {name} | {one['flaws']} | {one['hits']} | {shown[0]}{note} | {shown[1]} |"
@@ -114,8 +116,10 @@ def _promised(reports: Sequence[Mapping[str, Any]]) -> list[str]:
         "## Promised sizes",
         "",
         "Size of a defect (crack: width; cut and dent: depth; deformation: bend) at which nine of "
-        "ten are found (a90), and the upper end of its 95 % interval (a90/95): that size is "
-        "promised, below it nothing is.",
+        "ten are found, that is do not pass (a90), and the upper end of its 95 % interval "
+        "(a90/95). From there on a class is promised by itself, below it nothing is; - lies "
+        "beyond the largest size tested: not shown by so few flaws. A certificate promises for "
+        "the mix of all defects from the sizes that it names.",
         *lines,
     ]
 
