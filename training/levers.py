@@ -168,8 +168,8 @@ def measure(model: UNet, pool: SurfacePool, lever: Lever) -> dict[str, Any]:
     }
 
 
-def _share(hits: np.ndarray) -> float:
-    return round(float(np.mean(hits)), 4) if len(hits) else float("nan")
+def _share(hits: np.ndarray) -> float | None:
+    return round(float(np.mean(hits)), 4) if len(hits) else None
 
 
 def table(figures: Mapping[str, Mapping[str, Any]]) -> str:
@@ -179,7 +179,7 @@ def table(figures: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [head]
     for name, row in figures.items():
         values = [row["auroc"], row["five_class"], row["iou"], *row["found"].values()]
-        rows.append([name, *(f"{value:.3f}" for value in values)])
+        rows.append([name, *("-" if value is None else f"{value:.3f}" for value in values)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -194,7 +194,7 @@ def draw(figures: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     width = 0.8 / len(figures)
     for place, (name, row) in enumerate(figures.items()):
         left = np.arange(len(kinds)) + (place - (len(figures) - 1) / 2) * width
-        axes.bar(left, list(row["found"].values()), width, label=name)
+        axes.bar(left, [value or 0.0 for value in row["found"].values()], width, label=name)
     axes.set_xticks(range(len(kinds)), kinds)
     axes.set_ylabel(f"found at {_ALARMS:.0%} alarms on clean parts")
     axes.set_ylim(0, 1)

@@ -72,7 +72,7 @@ def test_figures_by_hand(tmp_path):
     assert found["n"] == {"clean": 10, "open": 3, "closed": 1}
     assert found["found"]["crack"] == 0.5 and found["found"]["dent"] == 1.0
     assert found["found"]["closed crack"] == 0.0
-    assert np.isnan(found["found"]["cut"])
+    assert found["found"]["cut"] is None
     assert found["five_class"] == round(10 / 13, 4)  # nine clean ones and one crack; dent as crack
     # of 10 x 3 pairs the crack at .05 loses ten
     assert found["auroc"] == round(20 / 30, 4)
