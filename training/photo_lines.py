@@ -293,8 +293,13 @@ def main() -> int:
     parser.add_argument("--only-fold", type=int, nargs="*", metavar="I", help="these folds only")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
+    count = LINES[args.line].folds
+    folds = range(count) if args.only_fold is None else args.only_fold
+    if not args.minutes > 0 or args.threads < 1:
+        parser.error("--minutes and --threads: expected more than 0")
+    if not folds or not set(folds) <= set(range(count)):
+        parser.error(f"--only-fold: {args.line} has folds 0 to {count - 1}, got {list(folds)}")
     torch.set_num_threads(args.threads)
-    folds = range(LINES[args.line].folds) if args.only_fold is None else args.only_fold
     try:
         figures = run(args.line, args.data, args.out, args.minutes, list(folds))
     except StationError as error:

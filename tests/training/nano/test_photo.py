@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import cv2
@@ -304,3 +305,28 @@ def test_the_unet_learns_where_a_plate_is_dark(line):
     assert odds.shape == (18, 3) and cells.shape == (18, 16, 16)
     truth = np.array([classes.index(sample.defect) for sample in samples])
     assert (odds.argmax(1) == truth).mean() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only-fold", "5"], "screws has folds 0 to 4, got \\[5\\]"),
+        (["--minutes", "0"], "expected more than 0"),
+    ],
+)
+def test_a_photo_line_refuses_what_it_cannot_do(words, said, tmp_path, monkeypatch, capsys):
+    line = [
+        "photo_lines",
+        "screws",
+        "--data",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "out"),
+        *words,
+    ]
+    monkeypatch.setattr("sys.argv", line)
+    with pytest.raises(SystemExit) as stopped:
+        photo_lines.main()
+    assert stopped.value.code == 2
+    assert re.search(said, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
