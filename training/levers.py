@@ -1,17 +1,17 @@
 r"""What each channel of the surface picture is worth, alone and together, at equal training.
 
     python -m training.levers --out .work/levers            # table, levers.json, levers.png
-    python -m training.levers --out .work/levers --steps 600 --train 8000
 
-The same small U-Net is trained from scratch for the same steps on the same surrogate scans, and
-tested on decoded scans (pattern images, decoding, separation), once with each set of channels:
-shading of the view, relief (height over the local mean), difference from the reference of the part,
-the scanner's white image, and shading alone at half the resolution. A share of the cracks is
-closed: dark lines without depth, which are left out of training where the white image is not shown,
-for nothing shows them there. It ranks what pictures show; the model's own figures are those of
-`training.evaluate`. The second look is measured there: with and without `--threshold look_again=1`.
+A small network judges every cell of the 16 x 16 grids by itself: mean, spread and percentiles of
+each channel in the cell, and how they differ from the four cells around it. It is trained on
+surrogate scans and tested on decoded ones (pattern images, decoding, separation), once with each
+set of channels: shading of the view, relief (height over the local mean), difference from the
+reference of the part, the scanner's white image, and shading at half the resolution. So it ranks
+what the pictures show to a local look in a few minutes; what the model makes of them is measured by
+`training.evaluate`, the second look too: with and without `--threshold look_again=1`.
 
-Pools and finished runs are kept: call it again and it goes on.
+A share of the cracks is closed: dark lines without depth, which are left out of training where the
+white image is not shown, for nothing shows them there. The pools are kept: call it again.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 from tqdm import tqdm
 
 from forge_station.contract import tasks
@@ -39,7 +40,6 @@ from training import synth
 from training.data import engine
 from training.data.pool import Recipe, Shares
 from training.data.variation import USUAL
-from training.nano.photo_baselines import UNet
 from training.nano.pools import STORED_CHANNELS, SurfacePool
 from training.nano.sft import auroc
 
@@ -48,7 +48,10 @@ from matplotlib import pyplot as plt
 
 CLOSED = 0.3
 """Share of the cracks without depth."""
-_RATE, _BATCH, _ALARMS = 2e-3, 16, 0.10
+_RATE, _BATCH, _HIDDEN, _ALARMS, _LEAST = 3e-3, 1024, 48, 0.10, 0.1
+_PERCENTILES = (5, 50, 95)
+_WORST = 3
+"""Cells whose mean is the score of a picture."""
 
 
 @dataclass(frozen=True)
@@ -88,83 +91,120 @@ def pools(out: Path, train: int, test: int, jobs: int) -> tuple[SurfacePool, Sur
     return made[0], made[1]
 
 
-def shown(pool: SurfacePool, index: Sequence[int], lever: Lever) -> torch.Tensor:
-    """Pictures float32 [B, channels, H, W], -1..1."""
+@dataclass(frozen=True)
+class Cells:
+    """Cells of a pool: `seen` float32 [N, 16, 48, features], `filled` bool, `true` bool."""
+
+    seen: np.ndarray
+    filled: np.ndarray
+    true: np.ndarray
+
+
+def cells_of(pool: SurfacePool, lever: Lever) -> Cells:
+    """What a lever shows of every cell; views side by side, as their panels are."""
     chosen = [STORED_CHANNELS.index(name) for name in lever.channels]
-    images = np.stack([pool.shards.image(i)[..., chosen] for i in index])
-    found = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
-    return F.avg_pool2d(found, lever.shrink) if lever.shrink > 1 else found
+    seen, filled = [], []
+    for number in range(len(pool)):
+        image = pool.shards.image(number)
+        height, width = image.shape[:2]
+        side = height // SIDE
+        covered = (image[..., 0] > 0).reshape(SIDE, side, width // side, side).mean((1, 3))
+        filled.append(covered > _LEAST)
+        seen.append(_described(image[..., chosen].astype(np.float32), side, lever.shrink))
+    grids = pool.shards.meta["grid"]
+    true = np.concatenate([grids[:, i] for i in range(len(VIEWS))], 2)
+    return Cells(np.stack(seen), np.stack(filled), true)
 
 
-def cells_of(pool: SurfacePool, index: Sequence[int]) -> torch.Tensor:
-    """True cells float32 [B, 16, 48]: the three views side by side, as their panels are."""
-    grids = pool.shards.meta["grid"][list(index)]
-    return torch.from_numpy(np.concatenate([grids[:, i] for i in range(len(VIEWS))], 2)).float()
+def _described(image: np.ndarray, side: int, shrink: int) -> np.ndarray:
+    """[H, W, channels] -> [16, 48, features]: of the cell, and against its four neighbours."""
+    height, width, channels = image.shape
+    if shrink > 1:
+        whole = (height // shrink, shrink, width // shrink, shrink, channels)
+        image, side = image.reshape(whole).mean((1, 3)), side // shrink
+    rows, columns = image.shape[0] // side, image.shape[1] // side
+    cells = image.reshape(rows, side, columns, side, channels).transpose(0, 2, 1, 3, 4)
+    cells = cells.reshape(rows, columns, side * side, channels)
+    levels = np.percentile(cells, _PERCENTILES, axis=2)
+    own = np.concatenate([cells.mean(2), cells.std(2), *levels], axis=-1) / 64.0
+    around = np.pad(own, ((1, 1), (1, 1), (0, 0)), mode="edge")
+    beside = (around[:-2, 1:-1], around[2:, 1:-1], around[1:-1, :-2], around[1:-1, 2:])
+    gaps = [np.abs(own - other) for other in beside]
+    return np.concatenate([own, *gaps], axis=-1).astype(np.float32)
 
 
-def train(pool: SurfacePool, lever: Lever, steps: int, seed: int) -> UNet:
-    """From scratch; cross-entropy of class and cells, and Dice of the cells."""
+def train(pool: SurfacePool, lever: Lever, steps: int, seed: int) -> nn.Sequential:
+    """A network of one hidden layer on the cells that show something of the part."""
     torch.manual_seed(seed)
-    rng = np.random.default_rng(seed)
-    cells = (SIDE, SIDE * len(VIEWS))
-    model = UNet(len(tasks.SURFACE_CLASSES), channels=len(lever.channels), cells=cells).train()
+    cells = cells_of(pool, lever)
+    able = ~pool.shards.meta["closed"].astype(bool) | (WHITE in lever.channels)
+    used = cells.filled & able[:, None, None]
+    seen = torch.from_numpy(cells.seen[used])
+    true = torch.from_numpy(cells.true[used].astype(np.float32))
+    model = nn.Sequential(
+        _Scaled(seen), nn.Linear(seen.shape[1], _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, 1)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps)
-    meta = pool.shards.meta
-    able = np.flatnonzero(~meta["closed"] | (WHITE in lever.channels))
-    bar = tqdm(range(steps), desc=lever.name, mininterval=5)
-    for _ in bar:
-        index = rng.choice(able, _BATCH).tolist()
-        truth, kind = cells_of(pool, index), torch.from_numpy(meta["defect"][index]).long()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            seen, said = model(shown(pool, index, lever))
-        seen, said = seen.float(), said.float()
-        chance = seen.sigmoid()
-        dice = 1 - (2 * (chance * truth).sum() + 1) / (chance.sum() + truth.sum() + 1)
-        loss = F.cross_entropy(said, kind) + dice
-        loss = loss + 2 * F.binary_cross_entropy_with_logits(seen, truth)
+    rare = ((1 - true).sum() / true.sum().clamp_min(1)).sqrt()
+    for _ in tqdm(range(steps), desc=lever.name, mininterval=5):
+        index = torch.randint(0, len(seen), (_BATCH,))
+        said = model(seen[index])[:, 0]
+        loss = F.binary_cross_entropy_with_logits(said, true[index], pos_weight=rare)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         schedule.step()
-        bar.set_postfix(loss=f"{float(loss.detach()):.2f}", refresh=False)
     return model.eval()
 
 
+class _Scaled(nn.Module):
+    """Features at mean 0 and deviation 1 over the training cells."""
+
+    def __init__(self, seen: torch.Tensor) -> None:
+        super().__init__()
+        self.mean, self.spread = seen.mean(0), seen.std(0) + 1e-3
+
+    def forward(self, seen: torch.Tensor) -> torch.Tensor:
+        return (seen - self.mean) / self.spread
+
+
 @torch.no_grad()
-def measure(model: UNet, pool: SurfacePool, lever: Lever) -> dict[str, Any]:
+def measure(model: nn.Module, pool: SurfacePool, lever: Lever) -> dict[str, Any]:
     """Figures on a test pool.
 
-    auroc, five_class: open defects and clean parts. found: share of the defects of a kind that are
-    scored above the limit that `_ALARMS` of the clean parts exceed. iou: mean over open defects.
+    `cells`, `pictures`: AUROC of open defects and clean parts, by cell and by the mean of the worst
+    cells; `closed cells`: the same of closed cracks. `found`: share of the defects of a kind whose
+    picture scores above the limit that `_ALARMS` of the clean ones exceed.
     """
-    odds, cells = [], []
-    for start in range(0, len(pool), _BATCH):
-        index = list(range(start, min(start + _BATCH, len(pool))))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            seen, said = model(shown(pool, index, lever))
-        odds.append(said.float().softmax(-1).numpy())
-        cells.append((seen.float() > 0).numpy())
-    chance, marked = np.concatenate(odds), np.concatenate(cells)
+    cells = cells_of(pool, lever)
+    said = model(torch.from_numpy(cells.seen))[..., 0].numpy()
+    said = np.where(cells.filled, said, -np.inf)
+    worst = np.sort(said.reshape(len(said), -1), axis=1)[:, -_WORST:].mean(1)
     meta = pool.shards.meta
     kind, closed = meta["defect"].astype(int), meta["closed"].astype(bool)
-    defect = 1 - chance[:, 0]
-    limit = float(np.quantile(defect[kind == 0], 1 - _ALARMS))
-    truth = cells_of(pool, range(len(pool))).numpy() > 0
-    both, either = (marked & truth).sum((1, 2)), (marked | truth).sum((1, 2))
-    agreement = (both / np.maximum(either, 1))[(kind > 0) & ~closed]
+    limit = float(np.quantile(worst[kind == 0], 1 - _ALARMS))
     found = {
-        name: _share(defect[(kind == i) & ~closed] > limit)
+        name: _share(worst[(kind == i) & ~closed] > limit)
         for i, name in enumerate(tasks.SURFACE_CLASSES)
         if i > 0
     }
+
+    def by_cell(chosen: np.ndarray) -> float | None:
+        used = cells.filled & chosen[:, None, None]
+        return _rounded(auroc(said[used], cells.true[used]))
+
     return {
         "channels": list(lever.channels),
-        "auroc": round(auroc(defect[~closed], kind[~closed] > 0), 4),
-        "five_class": _share(chance.argmax(1)[~closed] == kind[~closed]),
-        "iou": round(float(np.mean(agreement)), 4),
-        "found": {**found, "closed crack": _share(defect[closed] > limit)},
-        "n": {"clean": int((kind == 0).sum()), "open": len(agreement), "closed": int(closed.sum())},
+        "cells": by_cell(~closed),
+        "pictures": _rounded(auroc(worst[~closed], kind[~closed] > 0)),
+        "closed cells": by_cell(closed | (kind == 0)),
+        "found": {**found, "closed crack": _share(worst[closed] > limit)},
+        "n": {
+            "clean": int((kind == 0).sum()),
+            "open": int(((kind > 0) & ~closed).sum()),
+            "closed": int(closed.sum()),
+        },
     }
 
 
@@ -172,13 +212,17 @@ def _share(hits: np.ndarray) -> float | None:
     return round(float(np.mean(hits)), 4) if len(hits) else None
 
 
+def _rounded(value: float) -> float | None:
+    return round(value, 4) if np.isfinite(value) else None
+
+
 def table(figures: Mapping[str, Mapping[str, Any]]) -> str:
     """One row a set of channels."""
     kinds = list(next(iter(figures.values()))["found"])
-    head = ["shown", "AUROC", "5 classes", "IoU", *kinds]
+    head = ["shown", "cells", "pictures", "closed cells", *kinds]
     rows = [head]
     for name, row in figures.items():
-        values = [row["auroc"], row["five_class"], row["iou"], *row["found"].values()]
+        values = [row["cells"], row["pictures"], row["closed cells"], *row["found"].values()]
         rows.append([name, *("-" if value is None else f"{value:.3f}" for value in values)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     return "\n".join(
@@ -204,23 +248,17 @@ def draw(figures: Mapping[str, Mapping[str, Any]], path: Path) -> None:
 
 
 def run(out: Path, train_count: int, test_count: int, steps: int, seed: int, jobs: int) -> Any:
-    """Figures of every lever, also in `out`/levers.json; finished runs are kept."""
+    """Figures of every lever, also in `out`/levers.json."""
     training, test = pools(out, train_count, test_count, jobs)
     settings = {"steps": steps, "batch": _BATCH, "train": len(training), "test": len(test)}
-    figures: dict[str, Any] = {}
-    for lever in LEVERS:
-        asked = f"{seed}-{steps}-{len(training)}-{len(test)}"
-        kept = out / f"{lever.name.replace(' ', '_').replace(',', '')}-{asked}.json"
-        if kept.is_file():
-            figures[lever.name] = json.loads(kept.read_text(encoding="utf-8"))
-            continue
-        figures[lever.name] = measure(train(training, lever, steps, seed), test, lever)
-        partial_file = kept.with_suffix(".partial")
-        partial_file.write_text(json.dumps(figures[lever.name]), encoding="utf-8")
-        partial_file.replace(kept)
+    figures = {
+        lever.name: measure(train(training, lever, steps, seed), test, lever) for lever in LEVERS
+    }
     draw(figures, out / "levers.png")
     found = {**settings, "seed": seed, "alarms": _ALARMS, "levers": figures}
-    (out / "levers.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    partial_file = out / "levers.partial"
+    partial_file.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    partial_file.replace(out / "levers.json")
     return found
 
 
@@ -232,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=Path, default=Path(".work/levers"))
     add("--train", type=int, default=3000, help="surrogate scans (default 3000)")
     add("--test", type=int, default=500, help="decoded scans (default 500)")
-    add("--steps", type=int, default=400, help=f"of {_BATCH} pictures, each lever (default 400)")
+    add("--steps", type=int, default=1500, help=f"of {_BATCH} cells, each lever (default 1500)")
     add("--seed", type=int, default=0)
     add("--jobs", type=int, default=1, help="processes that make the pools")
     add("--threads", type=int, default=1)

@@ -12,7 +12,6 @@ pytest.importorskip("torch", reason="training needs the extra training")
 
 import torch
 
-from forge_station.contract import tasks
 from forge_station.contract.views import NANO_LAYOUT
 from training import levers
 from training.data import shards
@@ -43,23 +42,18 @@ def write_pool(folder: Path, defects: list[int], closed: list[bool]) -> None:
 
 
 class Script(torch.nn.Module):
-    """Answers in the order of the pool: class odds and cells from a list."""
+    """Scores pictures in their order: `chances` in two cells of the top view, else 0."""
 
-    def __init__(self, defect: list[float], kinds: list[int]) -> None:
+    def __init__(self, chances: list[float]) -> None:
         super().__init__()
-        self.defect, self.kinds, self.at = defect, kinds, 0
+        self.chances = chances
 
-    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        odds = torch.zeros(len(images), len(tasks.SURFACE_CLASSES))
-        cells = torch.full((len(images), 16, 48), -1.0)
-        for row in range(len(images)):
-            chance = self.defect[self.at + row]
-            odds[row, 0] = 1 - chance
-            odds[row, self.kinds[self.at + row]] = chance
-            cells[row, 4:6, 36:38] = 1.0  # half of them, of the top view, are true
-            cells[row, 4:6, 38:40] = 1.0
-        self.at += len(images)
-        return cells, odds.clamp_min(1e-6).log()
+    def forward(self, seen: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(*seen.shape[:3], 1)
+        for row, chance in enumerate(self.chances):
+            out[row, 4, 36:38] = chance  # half of the true cells
+            out[row, 9, 40] = chance  # and a false one
+        return out
 
 
 def test_figures_by_hand(tmp_path):
@@ -67,57 +61,62 @@ def test_figures_by_hand(tmp_path):
     defects, closed = [0] * 10 + [1, 1, 1, 4], [False] * 12 + [True, False]
     write_pool(tmp_path / "surface", defects, closed)
     pool = SurfacePool.open(tmp_path, "surface")
-    scripted = Script([0.1] * 9 + [0.8] + [0.9, 0.05, 0.05, 0.95], [1] * 12 + [1, 1])
+    scripted = Script([0.1] * 9 + [0.8] + [0.9, 0.05, 0.05, 0.95])
     found = levers.measure(scripted, pool, levers.Lever("x", ("shade",)))
     assert found["n"] == {"clean": 10, "open": 3, "closed": 1}
     assert found["found"]["crack"] == 0.5 and found["found"]["dent"] == 1.0
     assert found["found"]["closed crack"] == 0.0
     assert found["found"]["cut"] is None
-    assert found["five_class"] == round(10 / 13, 4)  # nine clean ones and one crack; dent as crack
     # of 10 x 3 pairs the crack at .05 loses ten
-    assert found["auroc"] == round(20 / 30, 4)
-    assert found["iou"] == 0.5
+    assert found["pictures"] == round(20 / 30, 4)
+    # True: two cells each at .95, .9, .05 and six at 0. False: one each at .95, .9, .05, thirty of
+    # the clean parts at .1 and .8, and 9939 at 0. A tie counts half.
+    won = 2 * (9971.5 + 9970.5 + 9939.5) + 6 * 9939 / 2
+    assert found["cells"] == round(won / (12 * 9972), 4)
+
+
+def test_what_a_cell_shows():
+    """Mean, deviation and percentiles over 64, then how far the neighbours are from that."""
+    image = np.zeros((224, 672, 1), np.float32)
+    image[14:28, 28:42] = 64.0  # row 1, column 2
+    found = levers._described(image, 14, 1)
+    assert found.shape == (16, 48, 25)
+    assert found[1, 2, :5].tolist() == [1, 0, 1, 1, 1]
+    assert found[1, 2, 5:10].tolist() == [1, 0, 1, 1, 1]  # against the cell above
+    assert found[0, 2, 10:15].tolist() == [1, 0, 1, 1, 1]  # and from there the one below
+    assert not found[8:].any()
+    half = levers._described(image, 14, 2)
+    assert half.shape == found.shape and half[1, 2, 0] == 1
 
 
 def test_closed_cracks_teach_only_who_sees_the_white_image(tmp_path, monkeypatch):
     write_pool(tmp_path / "surface", [0, 1, 1, 0], [False, True, True, False])
     pool = SurfacePool.open(tmp_path, "surface")
-    drawn: list[int] = []
-    shown = levers.shown
-    monkeypatch.setattr(levers, "shown", lambda p, i, v: (drawn.extend(i), shown(p, i, v))[1])
-    levers.train(pool, levers.Lever("x", ("shade",), 4), 2, 0)
-    assert set(drawn) == {0, 3}
-    drawn.clear()
-    levers.train(pool, levers.Lever("x", ("shade", "white"), 4), 2, 0)
-    assert set(drawn) == {0, 1, 2, 3}
+    rows: list[int] = []
+    scaled = levers._Scaled
+    monkeypatch.setattr(levers, "_Scaled", lambda seen: (rows.append(len(seen)), scaled(seen))[1])
+    levers.train(pool, levers.Lever("x", ("shade",)), 2, 0)
+    levers.train(pool, levers.Lever("x", ("shade", "white")), 2, 0)
+    assert rows == [2 * 16 * 48, 4 * 16 * 48]
 
 
-def test_the_command_keeps_what_is_done(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(levers, "LEVERS", (levers.Lever("shading", ("shade",), 4),))
+def test_the_command_prints_a_table_and_draws_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(levers, "LEVERS", (levers.Lever("shading", ("shade",), 2),))
 
     def ready(out: Path, *_: int) -> tuple[SurfacePool, SurfacePool]:
-        if not (out / "data").exists():
-            write_pool(out / "data/surface", [0, 1, 2, 3, 4, 0], [False] * 6)
+        write_pool(out / "data/surface", [0, 1, 2, 3, 4, 0], [False] * 6)
         pool = SurfacePool.open(out / "data", "surface")
         return pool, pool
 
     monkeypatch.setattr(levers, "pools", ready)
-    words = ["--out", str(tmp_path), "--steps", "2"]
-    assert levers.main(words) == 0
+    assert levers.main(["--out", str(tmp_path), "--steps", "2"]) == 0
     said = capsys.readouterr().out
     assert "shading" in said and "closed crack" in said
-    first = json.loads(said.splitlines()[-1])
+    found = json.loads(said.splitlines()[-1])
+    assert found["train"] == found["test"] == 6
+    assert found["levers"]["shading"]["found"]["closed crack"] is None
     assert (tmp_path / "levers.png").stat().st_size > 5000
-    monkeypatch.setattr(levers, "train", lambda *_: pytest.fail("trained again"))
-    assert levers.main(words) == 0
-    assert json.loads((tmp_path / "levers.json").read_text())["levers"].keys() == {"shading"}
-    assert first["train"] == 6
-    # Of a pool that has grown meanwhile, the kept figures say nothing.
-    write_pool(tmp_path / "data/surface", [0, 1, 2, 3, 4, 0, 0], [False] * 7)
-    monkeypatch.setattr(levers, "train", lambda *_: Script([0.1] * 7, [1] * 7))
-    assert levers.main(words) == 0
-    again = json.loads((tmp_path / "levers.json").read_text())
-    assert again["train"] == 7 and again["levers"]["shading"]["n"]["clean"] == 3
+    assert json.loads((tmp_path / "levers.json").read_text()) == found
 
 
 @pytest.mark.parametrize("words", [("--steps", "0"), ("--train", "-1"), ("--jobs", "0")])

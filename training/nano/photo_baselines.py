@@ -35,22 +35,14 @@ def _block(inner: int, outer: int, stride: int = 1) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """[B, channels, H, W] -> logits of defective cells [B, *cells] and of classes [B, classes].
+    """[B, 3, H, W] -> logits of defective cells [B, 16, 16] and of classes [B, classes].
 
     Four resolutions, 0.5 M parameters; the cells are averaged from the second finest.
     """
 
-    def __init__(
-        self,
-        classes: int,
-        widths: tuple[int, ...] = (16, 32, 64, 128),
-        *,
-        channels: int = 3,
-        cells: tuple[int, int] = (SIDE, SIDE),
-    ) -> None:
+    def __init__(self, classes: int, widths: tuple[int, ...] = (16, 32, 64, 128)) -> None:
         super().__init__()
-        self.cells = cells
-        inner = (channels, *widths[:-1])
+        inner = (3, *widths[:-1])
         self.down = nn.ModuleList(
             nn.Sequential(_block(a, b, 2), _block(b, b)) for a, b in zip(inner, widths, strict=True)
         )
@@ -69,7 +61,7 @@ class UNet(nn.Module):
         for stage, finer in zip(self.up, levels[-2:0:-1], strict=True):
             x = F.interpolate(x, finer.shape[-2:], mode="nearest")
             x = stage(torch.cat([x, finer], 1))
-        return self.cell(F.adaptive_avg_pool2d(x, self.cells))[:, 0], kind
+        return self.cell(F.adaptive_avg_pool2d(x, (SIDE, SIDE)))[:, 0], kind
 
 
 def train_unet(
