@@ -35,6 +35,42 @@ class CalibrationError(CaptureError):
     code: ClassVar[str] = "CALIBRATION_MISMATCH"
 
 
+class CameraNotFoundError(CaptureError):
+    """No device of that address, or its driver or vendor library is not installed."""
+
+    code: ClassVar[str] = "CAMERA_NOT_FOUND"
+
+
+class CameraBusyError(CaptureError):
+    """The device is there, but another process holds it."""
+
+    code: ClassVar[str] = "CAMERA_BUSY"
+
+
+class CameraTimeoutError(CaptureError):
+    """No frame in the time given. The device may be fine: a trigger may not have come."""
+
+    code: ClassVar[str] = "CAMERA_TIMEOUT"
+
+
+class FrameIncompleteError(CaptureError):
+    """A frame arrived with packets missing; the next one may be whole."""
+
+    code: ClassVar[str] = "FRAME_INCOMPLETE"
+
+
+class CameraLostError(CaptureError):
+    """The device or its process is gone. The handle is dead: only opening it anew helps."""
+
+    code: ClassVar[str] = "CAMERA_LOST"
+
+
+class CameraSettingsError(CaptureError):
+    """The device refuses a setting, or does not have the feature."""
+
+    code: ClassVar[str] = "CAMERA_SETTINGS"
+
+
 class ScanError(StationError):
     """A scan that cannot be inspected: no points, no plane, nothing but NaN."""
 
@@ -68,10 +104,16 @@ class OutboxError(StationError):
 __all__ = [
     "BundleError",
     "CalibrationError",
+    "CameraBusyError",
+    "CameraLostError",
+    "CameraNotFoundError",
+    "CameraSettingsError",
+    "CameraTimeoutError",
     "CaptureError",
     "ConfigError",
     "ContractError",
     "Fault",
+    "FrameIncompleteError",
     "InputError",
     "LinkError",
     "ModelError",

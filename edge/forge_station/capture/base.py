@@ -5,15 +5,19 @@ Knows nothing of how images are taken or decoded. Everything is mm; invalid poin
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from functools import cached_property
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forge_station.capture.calibration import Calibration, PatternSpec
 from forge_station.errors import CaptureError
+
+Clock = Literal["ptp", "device", "host", "replay"]
 
 # Quality flags, in the words of the reason codes that the station reports.
 NO_DATA = "NO_DATA"
@@ -39,16 +43,29 @@ class Trigger:
 class Frame:
     """One camera image.
 
-    image uint8 [H, W]; sequence: its number in the burst; complete: it arrived whole;
-    t_monotonic_ns: when, by the host's clock.
+    image uint8 or uint16, [H, W] or [H, W, 3] (RGB); sequence: number that the device gave it
+    (frame id or chunk counter), which tells lost frames; complete: it arrived whole. Times in ns:
+    t_monotonic by the host's monotonic clock at arrival, t_utc by its wall clock, t_device by
+    `clock` (ptp: one time in the whole line; device: since the device's start; host; replay).
+    gain in dB; pixel_format by its name in the PFNC standard; source: driver and address.
     """
 
-    image: NDArray[np.uint8]
+    image: NDArray[np.uint8] | NDArray[np.uint16]
     sequence: int
     complete: bool = True
     t_monotonic_ns: int = 0
+    t_utc_ns: int = 0
+    t_device_ns: int | None = None
+    clock: Clock = "host"
     exposure_us: float | None = None
+    gain: float | None = None
+    pixel_format: str = "Mono8"
     source: str = ""
+
+    @cached_property
+    def sha256(self) -> str:
+        """Digest of the pixels, in row order: equal for equal images."""
+        return hashlib.sha256(np.ascontiguousarray(self.image).tobytes()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +195,7 @@ def assemble(
                 expected=f"uint8 {width}x{height}",
                 got=f"{frame.image.dtype} {'x'.join(map(str, frame.image.shape[::-1]))}",
             )
-    images = np.stack([frame.image for frame in frames])
+    images = np.stack([frame.image for frame in frames]).astype(np.uint8, copy=False)
     return PatternStack(
         images=images.reshape(len(exposures), count, height, width),
         exposures=exposures,
