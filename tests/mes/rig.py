@@ -149,6 +149,9 @@ class Session:
             self.acknowledge(self.packet, reason)
         return self.packet
 
+    def subscribe(self, filters: Sequence[str]) -> None:
+        self.broker.filters.extend(filters)
+
     def acknowledge(self, packet: int, reason: int) -> None:
         self.unanswered -= 1
         self.emit(Acknowledged(packet, reason, f"reason {reason}"))
@@ -168,6 +171,7 @@ class ScriptedBroker:
         self.got: list[Outgoing] = []
         self.wills: list[Outgoing] = []
         self.sessions: list[Session] = []
+        self.filters: list[str] = []
         self.refusals = 0
         self.session_present = True
         self.window = 20

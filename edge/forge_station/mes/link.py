@@ -11,7 +11,7 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from forge_station.errors import LinkError
 from forge_station.mes.topics import MqttConfig
@@ -54,7 +55,22 @@ class Down:
     text: str
 
 
-Event = Acknowledged | Down
+@dataclass(frozen=True)
+class Inbound:
+    """A message on a topic that was subscribed to. Who sent it is not known: trust nothing in it.
+
+    `retained`: it was published to stay at the broker (with MQTT 3.1.1 seen only when it comes from
+    there). `response_topic` and `correlation` are of MQTT 5.
+    """
+
+    topic: str
+    body: bytes
+    retained: bool = False
+    response_topic: str | None = None
+    correlation: bytes | None = None
+
+
+Event = Acknowledged | Down | Inbound
 Emit = Callable[[Event], None]
 
 
@@ -68,6 +84,8 @@ class Outgoing:
     retain: bool = False
     expiry_s: int | None = None
     properties: tuple[tuple[str, str], ...] = ()
+    correlation: bytes | None = None
+    """Of the request that this message answers (MQTT 5)."""
 
 
 class Link:
@@ -96,12 +114,27 @@ class Link:
             properties.UserProperty = list(message.properties)
             if message.expiry_s is not None:
                 properties.MessageExpiryInterval = message.expiry_s
+            if message.correlation is not None:
+                properties.CorrelationData = message.correlation
         info = self._client.publish(
             message.topic, message.body, message.qos, message.retain, properties
         )
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
             raise LinkError("the connection to the broker is gone", got=info.rc.name)
         return info.mid
+
+    def subscribe(self, filters: Sequence[str]) -> None:
+        """Ask for the messages of these topic filters, QoS 1; they come as `Inbound` events.
+
+        The station never gets its own messages, and sees which were published as retained.
+        """
+        if self._version == "5":
+            options = SubscribeOptions(qos=1, noLocal=True, retainAsPublished=True)
+            code, _ = self._client.subscribe([(item, options) for item in filters])
+        else:
+            code, _ = self._client.subscribe([(item, 1) for item in filters])
+        if code != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            raise LinkError("the connection to the broker is gone", got=code.name)
 
     @property
     def alive(self) -> bool:
@@ -165,9 +198,30 @@ def connect(config: MqttConfig, will: Outgoing, emit: Emit) -> Link:
     def on_publish(_: mqtt.Client, __: Any, packet: int, reason: ReasonCode, ___: Any) -> None:
         emit(Acknowledged(packet, reason.value, str(reason)))
 
+    def on_subscribe(
+        _: mqtt.Client, __: Any, ___: int, reasons: list[ReasonCode], ____: Any
+    ) -> None:
+        refused = [str(reason) for reason in reasons if reason.is_failure]
+        if refused:
+            log.error("mqtt: the broker refuses a subscription: %s", ", ".join(refused))
+
+    def on_message(_: mqtt.Client, __: Any, message: mqtt.MQTTMessage) -> None:
+        given = message.properties
+        emit(
+            Inbound(
+                message.topic,
+                bytes(message.payload),
+                bool(message.retain),
+                getattr(given, "ResponseTopic", None),
+                getattr(given, "CorrelationData", None),
+            )
+        )
+
     client.on_connect = on_connect
     client.on_disconnect = on_disconnect
     client.on_publish = on_publish
+    client.on_subscribe = on_subscribe
+    client.on_message = on_message
     try:
         if config.version == "5":
             properties = _properties(PacketTypes.CONNECT)
@@ -198,6 +252,11 @@ def connect(config: MqttConfig, will: Outgoing, emit: Emit) -> Link:
         _end(client, thread)
         raise answer
     return Link(client, thread, config.version, answer)
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    """Whether a subscription to the filter receives the topic."""
+    return mqtt.topic_matches_sub(topic_filter, topic)
 
 
 def _properties(packet_type: int) -> Properties:

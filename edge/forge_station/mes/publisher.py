@@ -18,7 +18,8 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from forge_station.errors import LinkError, OutboxError
 from forge_station.mes import link as mqtt_link
 from forge_station.mes import payloads
 from forge_station.mes.backlog import Backlog
-from forge_station.mes.link import Acknowledged, Down, Emit, Event, Outgoing
+from forge_station.mes.link import Acknowledged, Down, Emit, Event, Inbound, Outgoing
 from forge_station.mes.outbox import Outbox, OutboxFull, Row
 from forge_station.mes.stamp import stamped
 from forge_station.mes.suspicion import Suspicion
@@ -55,6 +56,7 @@ class Connection(Protocol):
     maximum_packet_bytes: int | None
 
     def publish(self, message: Outgoing) -> int: ...
+    def subscribe(self, filters: Sequence[str]) -> None: ...
     @property
     def alive(self) -> bool: ...
     def close(self) -> None: ...
@@ -62,6 +64,8 @@ class Connection(Protocol):
 
 
 Connect = Callable[[MqttConfig, Outgoing, Emit], Connection]
+Handler = Callable[[Inbound], None]
+REPLIES_WAITING = 100
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,8 @@ class Publisher:
         self._settled_at = 0.0
         self._suspicion = Suspicion()
         self._alarmed: set[int] = set()
+        self._handlers: dict[str, Handler] = {}
+        self._replies: deque[Outgoing] = deque(maxlen=REPLIES_WAITING)
 
     def __enter__(self) -> Publisher:
         self.start()
@@ -195,6 +201,27 @@ class Publisher:
         with self._lock:
             self._statuses[name] = dict(fields)
             self._unsent[name] = None
+        self._wake()
+
+    def subscribe(self, topic_filter: str, handler: Handler) -> None:
+        """Call `handler` with every message of the filter, from the next connect on.
+
+        It runs in the publisher's thread: it must only queue, and must not raise.
+        """
+        self._handlers[topic_filter] = handler
+
+    def send(self, message: Outgoing) -> None:
+        """Send a message that may be lost (a reply): once, when there is a connection.
+
+        Waiting ones beyond `REPLIES_WAITING` push out the oldest.
+        """
+        self._replies.append(message)
+        self._wake()
+
+    def rebirth(self) -> None:
+        """Publish every retained status anew."""
+        with self._lock:
+            self._unsent = {"birth": None, "conn": None, **dict.fromkeys(self._statuses)}
         self._wake()
 
     def stats(self) -> Stats:
@@ -304,16 +331,22 @@ class Publisher:
             self._unsent = {"birth": None, "conn": None, **dict.fromkeys(self._statuses)}
             self._settled_at = now + hold
         self._progress_at = now
+        if self._handlers:
+            link.subscribe(tuple(self._handlers))
 
     def _serve(self, link: Connection) -> Down | None:
         """Send and listen until the connection ends; None when the publisher is to stop."""
         while not self._stop.is_set():
             self._send_statuses(link)
+            self._send_replies(link)
             self._send_rows(link)
             for event in self._wait():
                 if isinstance(event, Down):
                     return event
-                self._answered(event)
+                if isinstance(event, Inbound):
+                    self._dispatch(event)
+                else:
+                    self._answered(event)
             now = time.monotonic()
             if not link.alive:
                 return Down(None, "the network thread has ended")
@@ -357,6 +390,22 @@ class Publisher:
                 Outgoing(topic_of(self._config, name), body, topic.qos, topic.retain),
                 _Sent(None, name, time.monotonic()),
             )
+
+    def _send_replies(self, link: Connection) -> None:
+        while self._replies and len(self._in_flight) < link.window:
+            message = self._replies.popleft()
+            try:
+                self._publish(link, message, _Sent(None, message.topic, time.monotonic()))
+            except ValueError as error:
+                log.error("mqtt: a reply cannot be sent: %s: %s", message.topic, error)
+
+    def _dispatch(self, message: Inbound) -> None:
+        for topic_filter, handler in self._handlers.items():
+            if mqtt_link.matches(topic_filter, message.topic):
+                try:
+                    handler(message)
+                except Exception:  # a broken handler must not end the delivery of results
+                    log.exception("mqtt: a message to %s could not be taken", message.topic)
 
     def _send_rows(self, link: Connection) -> None:
         window = 1 if self._suspicion.active else link.window
@@ -502,7 +551,8 @@ class Publisher:
             for event in self._wait():
                 if isinstance(event, Down):
                     return
-                self._answered(event)
+                if isinstance(event, Acknowledged):
+                    self._answered(event)
 
 
 def _birth(outbox: Outbox) -> dict[str, Any]:
