@@ -71,6 +71,24 @@ class CameraSettingsError(CaptureError):
     code: ClassVar[str] = "CAMERA_SETTINGS"
 
 
+class ProjectorNotFoundError(CaptureError):
+    """No projector of that address, or its driver or library is not installed."""
+
+    code: ClassVar[str] = "PROJECTOR_NOT_FOUND"
+
+
+class ProjectorLostError(CaptureError):
+    """The projector is gone or closed, or did not answer in time."""
+
+    code: ClassVar[str] = "PROJECTOR_LOST"
+
+
+class ProjectorSettingsError(CaptureError):
+    """The projector cannot show that: another size, another number of images, a wrong setting."""
+
+    code: ClassVar[str] = "PROJECTOR_SETTINGS"
+
+
 class ScanError(StationError):
     """A scan that cannot be inspected: no points, no plane, nothing but NaN."""
 
@@ -118,6 +136,9 @@ __all__ = [
     "LinkError",
     "ModelError",
     "OutboxError",
+    "ProjectorLostError",
+    "ProjectorNotFoundError",
+    "ProjectorSettingsError",
     "ScanError",
     "StationError",
 ]

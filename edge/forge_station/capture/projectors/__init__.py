@@ -1,0 +1,1 @@
+"""Projector drivers of this package, one module each; see `capture.projector`."""
