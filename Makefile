@@ -20,7 +20,7 @@ EDGE := .venv-edge-$(ORT)
 EDGE_TESTS := $(addprefix tests/,capture contract geometry mes sim station vlm)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-edge check format mosquitto clean
+.PHONY: help demo test test-edge check format system clean
 
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -5
@@ -29,10 +29,10 @@ help:
 demo: $(DEMO)/installed
 	$(DEMO)/bin/forge-station demo --station $(STATION) --parts $(PARTS)
 
-test: $(TEST)/installed mosquitto
+test: $(TEST)/installed system
 	$(TEST)/bin/python -m pytest $(PYTEST_ARGS)
 
-test-edge: $(EDGE)/installed mosquitto
+test-edge: $(EDGE)/installed system
 	$(EDGE)/bin/python -c 'import onnxruntime as o; print("ONNX Runtime", o.__version__)'
 	$(EDGE)/bin/python -m pytest $(EDGE_TESTS) $(PYTEST_ARGS)
 
@@ -76,15 +76,22 @@ define new_environment
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 endef
 
-# Some tests need a full MQTT broker. RUNLEVEL=1 keeps the package from starting its service.
-mosquitto:
-	@if command -v mosquitto >/dev/null || test -x /usr/sbin/mosquitto; then :; \
+# Programs that tests run, and their Debian packages: a full MQTT broker, and Aravis with its fake
+# GigE Vision camera. RUNLEVEL=1 keeps a package from starting its service.
+SYSTEM := mosquitto:mosquitto arv-fake-gv-camera-0.8:aravis-tools
+
+system:
+	@missing=; \
+	for pair in $(SYSTEM); do \
+	  PATH="$$PATH:/usr/sbin" command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; \
+	done; \
+	if test -z "$$missing"; then :; \
 	elif test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
-	  echo "installing mosquitto for the broker tests"; \
+	  echo "installing for the tests:$$missing"; \
 	  apt-get update -qq; \
-	  RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends mosquitto; \
+	  RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
 	else \
-	  echo "no mosquitto here and not root on Debian: the tests that need it will be skipped"; \
+	  echo "missing here, and not root on Debian:$$missing; the tests that need them will be skipped"; \
 	fi
 
 clean:
