@@ -112,16 +112,10 @@ def decode(stack: PatternStack, calibration: Calibration, limits: Limits | None 
     """
     limits = limits or Limits()
     refuse_mismatch(stack, calibration)
-    longest_first = np.argsort(-np.asarray(stack.exposures), kind="stable")
-    images, saturated = _merge_exposures(
-        [stack.images[k] for k in longest_first], limits.saturation
-    )
-    if calibration.pattern.kind == "gray_phase":
-        code = _decode_gray_phase(images, calibration.pattern, limits)
-    else:
-        code = _decode_gray_pairs(images, calibration.pattern, limits)
+    code = read_code(stack, limits)
+    saturated = code.saturated
     size = calibration.projector.image_size
-    ok = code.ok & ~saturated & (code.column > 0) & (code.column < size[0] - 1)
+    ok = code.ok & (code.column > 0) & (code.column < size[0] - 1)
     if code.row is not None:
         ok &= (code.row >= 0) & (code.row <= size[1] - 1)
     pixels = np.flatnonzero(ok)
@@ -186,16 +180,32 @@ def decode_all(
 
 
 @dataclass(frozen=True, eq=False)
-class _Code:
-    """What the images say, per camera pixel: projector coordinates and why a pixel has none."""
+class Code:
+    """What the images say, per camera pixel: projector coordinates and why a pixel has none.
+
+    column, row float32 [H, W] projector pixels; ok [H, W]: both can be trusted. white uint8 [H, W]:
+    the camera image under full light.
+    """
 
     column: Float32
     row: Float32 | None
     ok: Bool
+    saturated: Bool
     dark: Bool
     inconsistent: Bool
     white: NDArray[np.uint8]
     confidence: Float32
+
+
+def read_code(stack: PatternStack, limits: Limits | None = None) -> Code:
+    """Pattern stack -> projector coordinates, without a calibration; the stack is not checked."""
+    limits = limits or Limits()
+    longest_first = np.argsort(-np.asarray(stack.exposures), kind="stable")
+    images, saturated = _merge_exposures(
+        [stack.images[k] for k in longest_first], limits.saturation
+    )
+    reader = _decode_gray_phase if stack.pattern.kind == "gray_phase" else _decode_gray_pairs
+    return reader(images, saturated, stack.pattern, limits)
 
 
 def _merge_exposures(
@@ -235,7 +245,9 @@ def _gray_to_index(bits: Sequence[Bool]) -> NDArray[np.uint16]:
     return index
 
 
-def _decode_gray_phase(images: NDArray[np.uint8], spec: PatternSpec, limits: Limits) -> _Code:
+def _decode_gray_phase(
+    images: NDArray[np.uint8], saturated: Bool, spec: PatternSpec, limits: Limits
+) -> Code:
     """Absolute column per pixel.
 
     The half-period code only selects which 2-pi period, so its bit edges cannot cause jumps.
@@ -269,10 +281,11 @@ def _decode_gray_phase(images: NDArray[np.uint8], spec: PatternSpec, limits: Lim
     if spec.code_step != 1:
         column *= np.float32(spec.code_step)
     column -= np.float32(0.5)
-    return _Code(
+    return Code(
         column=column,
         row=None,
-        ok=~(dark | inconsistent),
+        ok=~(dark | inconsistent | saturated),
+        saturated=saturated,
         dark=dark,
         inconsistent=inconsistent,
         white=white,
@@ -280,7 +293,9 @@ def _decode_gray_phase(images: NDArray[np.uint8], spec: PatternSpec, limits: Lim
     )
 
 
-def _decode_gray_pairs(images: NDArray[np.uint8], spec: PatternSpec, limits: Limits) -> _Code:
+def _decode_gray_pairs(
+    images: NDArray[np.uint8], saturated: Bool, spec: PatternSpec, limits: Limits
+) -> Code:
     """Integer codes from patterns and their inverses.
 
     A pixel whose pair differs too little has no code.
@@ -304,10 +319,11 @@ def _decode_gray_pairs(images: NDArray[np.uint8], spec: PatternSpec, limits: Lim
         if bits:
             coordinates.append(_gray_to_index(bits).astype(np.float32) * np.float32(spec.code_step))
     weak = (least < limits.pair_contrast) & ~dark
-    return _Code(
+    return Code(
         column=coordinates[0],
         row=coordinates[1] if spec.row_bits else None,
-        ok=~(dark | weak),
+        ok=~(dark | weak | saturated),
+        saturated=saturated,
         dark=dark,
         inconsistent=weak,
         white=white,
