@@ -45,7 +45,10 @@ class CameraSettings:
 
 @dataclass(frozen=True)
 class CameraInfo:
-    """What was opened. `triggers`: the modes that the device can do; `clock`: of `t_device_ns`."""
+    """What was opened. `triggers`: the modes that the device can do; `clock`: of `t_device_ns`.
+
+    clock "replay" says that the images are no live ones: equal images in a row are no fault then.
+    """
 
     driver: str
     driver_version: str
@@ -79,8 +82,13 @@ class Camera(Protocol):
 
     def describe(self) -> CameraInfo: ...
 
-    def arm(self, trigger: TriggerMode, count: int | None = None) -> None:
-        """Start streaming: `count` frames, or until `disarm`. Frames of before are thrown away."""
+    def arm(
+        self, trigger: TriggerMode, count: int | None = None, *, exposure_us: float | None = None
+    ) -> None:
+        """Start streaming: `count` frames, or until `disarm`. Frames of before are thrown away.
+
+        exposure_us: from now on; None leaves it as it is.
+        """
         ...
 
     def trigger(self) -> None:
