@@ -44,7 +44,6 @@ from forge_station.pipeline import Inspector
 from forge_station.vlm.decode import Branch, Limits
 from forge_station.vlm.grid_readout import (
     READOUTS,
-    TEXT_KEY,
     read_grid,
     row_tokens,
     text_tokens,
@@ -146,7 +145,7 @@ def followed(
         ]
     else:
         grammar = model.rows_grammar(KEYS)
-        branches = [Branch(TEXT_KEY, grammar, follow=text_tokens(grammar, cells))]
+        branches = [Branch(tasks.GRID_KEY, grammar, follow=text_tokens(grammar, cells))]
     meter.start()
     model.decode_branches(trunk, branches, LIMITS)
     return meter.stop()

@@ -78,6 +78,12 @@ def nano_parser() -> argparse.ArgumentParser:
         help="what a surface picture shows: shade relief height difference white blank "
         "(ablations; a station draws what its manifest may name: not white)",
     )
+    parser.add_argument(
+        "--grid",
+        choices=("rows", "text"),
+        default="rows",
+        help="form of the defect grid: rows, as the station reads it, or one text, to compare with",
+    )
     parser.add_argument("--init", type=Path, help="state.pt of an earlier run to start from")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run")
     return parser

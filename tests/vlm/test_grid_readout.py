@@ -13,7 +13,6 @@ from forge_station.vlm import grammar, grid_readout
 from forge_station.vlm.decode import Branch, Limits, decode
 from forge_station.vlm.grid_readout import (
     READOUTS,
-    TEXT_KEY,
     cells_of,
     read_grid,
     row_tokens,
@@ -77,7 +76,7 @@ def test_an_answer_that_is_followed_is_written_whatever_the_model_prefers(codec,
     cells, language = grid(seed), FakeLanguage(codec.vocab_size)
     root = Contexts.root(len(TRUNK), len(TRUNK))
     tokens = text_tokens(whole, cells)
-    branch = Branch(TEXT_KEY, whole, follow=tokens)
+    branch = Branch(tasks.GRID_KEY, whole, follow=tokens)
     limits = Limits(max_tokens=10_000)
     (result,), stats = decode(
         language.forward, language.trunk(TRUNK), root, codec.encode, [branch], 1.0, limits

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from training.nano import model as nano
 IGNORE = -100
 NONE_WEIGHT = 0.25
 """Loss weight of an empty grid row: most rows are empty. The station undoes it at read-out."""
+GridForm = Literal["rows", "text"]
 TRUNK, TURN_TWO, FIRST_BRANCH, PAD = 0, 1, 2, -1
 PART_IDS: tuple[str, ...] = tuple(model.id for model in CATALOGUE)
 
@@ -71,12 +73,18 @@ class Packed:
         return int(positions.max()) + 1
 
     def add_branch(
-        self, key: str, answer: str, start: int, parent: int = TRUNK, weight: float = 1.0
+        self,
+        key: str,
+        answer: str,
+        start: int,
+        parent: int = TRUNK,
+        weight: float = 1.0,
+        ending: str = "\n",
     ) -> None:
-        """Append `key` and its answer line; `none` ends itself, other answers end in newline."""
+        """Append `key` and its answer line; `none` ends itself, other answers in `ending`."""
         encode = self.encoder.encode
         keys = encode(key)
-        wanted = encode(answer) if answer == tasks.NONE else encode(answer + "\n")
+        wanted = encode(answer) if answer == tasks.NONE else encode(answer + ending)
         segment = FIRST_BRANCH + self._branches
         self._branches += 1
         inputs = keys + wanted[:-1]
@@ -239,11 +247,13 @@ def pack_surface(
     score: int | None,
     image: tuple[int, int],
     rng: np.random.Generator,
+    form: GridForm = "rows",
     most_rows: int = 12,
 ) -> Packed:
-    """Class, score and grid rows; `grid` [3, 16, 16] bool; no score of a closer look (None).
+    """Class, score and grid; `grid` [3, 16, 16] bool; no score of a closer look (None).
 
-    At most `most_rows` filled and as many empty rows are drawn; their weights stand for the rest.
+    rows: at most `most_rows` filled and as many empty rows are drawn, a branch each; their weights
+    stand for the rest. text: the filled rows as one text, as the read-out `text` writes them.
     """
     request = str(rng.choice(tasks.REQUESTS, p=[0.1, 0.1, 0.8]))
     packed = Packed()
@@ -255,11 +265,16 @@ def pack_surface(
     if request != "score":
         views = {view: i for i, view in enumerate(("front", "side", "top"))}
         filled = [(v, r) for v, r in tasks.ROW_KEYS if grid[views[v], r].any()]
+        if form == "text":
+            rows = [(v, r, np.nonzero(grid[views[v], r])[0].tolist()) for v, r in filled]
+            whole = "".join(f"{tasks.row_key(v, r)} {tasks.row_text(c)}\n" for v, r, c in rows)
+            packed.add_branch(tasks.GRID_KEY, whole, start, ending=tasks.GRID_END)
+            return packed
         empty = [(v, r) for v, r in tasks.ROW_KEYS if not grid[views[v], r].any()]
-        for rows in (filled, empty):
-            drawn = rng.permutation(len(rows))[:most_rows]
-            share = len(rows) / max(1, len(drawn))
-            for view, row in (rows[i] for i in drawn):
+        for keys in (filled, empty):
+            drawn = rng.permutation(len(keys))[:most_rows]
+            share = len(keys) / max(1, len(drawn))
+            for view, row in (keys[i] for i in drawn):
                 columns = np.nonzero(grid[views[view], row])[0].tolist()
                 weight = share if columns else share * NONE_WEIGHT
                 text = tasks.row_text(columns)

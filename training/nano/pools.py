@@ -190,6 +190,7 @@ class SurfacePool:
     shards: _Shards
     channels: tuple[str, str, str] = SURFACE_CHANNELS
     no_reference: float = 0.0
+    form: pack.GridForm = "rows"
 
     @classmethod
     def open(
@@ -198,8 +199,12 @@ class SurfacePool:
         name: str,
         channels: tuple[str, str, str] | None = None,
         no_reference: float = 0.0,
+        form: pack.GridForm = "rows",
     ) -> SurfacePool:
-        """`channels` None: with the difference where the pool has it, else without."""
+        """`channels` None: with the difference where the pool has it, else without.
+
+        `form`: how `batch` has the grid written.
+        """
         opened = _open(data, name)
         stored = STORED_CHANNELS[: min(images.shape[-1] for images in opened.images)]
         if channels is None:
@@ -210,7 +215,7 @@ class SurfacePool:
                 f"pool {data / name}: its pictures have {', '.join(stored)}, not "
                 f"{', '.join(lacking)}; write it again with `python -m training.synth {name}`"
             )
-        return cls(opened, channels, no_reference)
+        return cls(opened, channels, no_reference, form)
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -250,6 +255,7 @@ class SurfacePool:
                     None if self._closer(i) else int(meta["score"][i]),
                     NANO_LAYOUT.surface_size,
                     rng,
+                    self.form,
                 )
             )
         return SurfaceBatch(

@@ -329,7 +329,7 @@ def train(args: argparse.Namespace) -> None:
     recent: dict[str, list[float]] = {}
     sheets = SheetPool.open(args.data, "sheet", args.without)
     shown = tuple(args.surface_channels)
-    surfaces = SurfacePool.open(args.data, "surface", shown, NO_REFERENCE)
+    surfaces = SurfacePool.open(args.data, "surface", shown, NO_REFERENCE, args.grid)
     held = (
         SheetPool.open(args.data, "sheet-val"),
         SurfacePool.open(args.data, "surface-val", shown),
@@ -353,7 +353,7 @@ def train(args: argparse.Namespace) -> None:
         bar.set_postfix(step=step, refresh=False)
         if step % 200 == 0:  # the pools may still grow
             sheets = SheetPool.open(args.data, "sheet", args.without)
-            surfaces = SurfacePool.open(args.data, "surface", shown, NO_REFERENCE)
+            surfaces = SurfacePool.open(args.data, "surface", shown, NO_REFERENCE, args.grid)
         if used - validated >= args.every * 60 or share >= 1:
             validated = used
             row: dict[str, float] = {"step": step, "seconds": round(used), "rate": round(rate, 3)}
@@ -371,6 +371,7 @@ def train(args: argparse.Namespace) -> None:
         "batch": args.batch,
         "seed": args.seed,
         "none_weight": pack.NONE_WEIGHT,
+        "grid": args.grid,
         "train_sheets": len(sheets),
         "train_surfaces": len(surfaces),
         "closer_looks": surfaces.closer_looks,

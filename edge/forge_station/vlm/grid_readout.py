@@ -20,14 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_station.contract.grid_text import parse_columns
+from forge_station.contract.tasks import GRID_KEY
 from forge_station.vlm.decode import Branch, Limits
 from forge_station.vlm.grammar import COLUMNS, Grammar, Tokens
 from forge_station.vlm.model import Trunk, VisionLanguageModel
 
 Readout = Literal["rows", "soft", "text"]
 READOUTS: tuple[Readout, ...] = get_args(Readout)
-TEXT_KEY = "\n"
-"""What a grid as one text stands behind: a branch feeds one token at least."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def read_grid(
         case "text":
             whole = model.rows_grammar(keys)
             limits = replace(limits, max_tokens=limits.max_tokens * len(keys))
-            (result,) = model.decode_branches(trunk, [Branch(TEXT_KEY, whole)], limits)
+            (result,) = model.decode_branches(trunk, [Branch(GRID_KEY, whole)], limits)
             found = cells_of(whole, result.tokens, len(keys))
             return GridRead(found, result.overrun)
 

@@ -12,6 +12,9 @@ pytest.importorskip("torch", reason="training needs the extra training")
 from forge_station.contract import spec, tasks
 from forge_station.contract.spec import Product, Reading
 from forge_station.contract.views import MARKS, NANO_LAYOUT, VIEWS
+from forge_station.vlm import grammar
+from forge_station.vlm.grid_readout import text_tokens
+from forge_station.vlm.text import TextCodec
 from training.nano import model as nano
 from training.nano import pack
 
@@ -153,9 +156,31 @@ def test_turn_two_gives_readings_and_specification_as_the_station_does(packed):
     assert tuple(text[-4:]) == pack.encode(tasks.ASSISTANT)[-4:]
 
 
-def surface(grid: np.ndarray, seed: int = 1, score: int = 4, defect: str = "dent") -> pack.Packed:
+def surface(
+    grid: np.ndarray,
+    seed: int = 1,
+    score: int = 4,
+    defect: str = "dent",
+    form: pack.GridForm = "rows",
+) -> pack.Packed:
     size = NANO_LAYOUT.surface_size
-    return pack.pack_surface(NUT, (14.9, 13.0, 6.5), defect, grid, score, size, rng(seed))
+    return pack.pack_surface(NUT, (14.9, 13.0, 6.5), defect, grid, score, size, rng(seed), form)
+
+
+def test_a_grid_as_one_text_is_packed_as_the_read_out_writes_it(tmp_path):
+    grid = np.zeros((3, 16, 16), bool)
+    grid[0, 4, [4, 5, 8]] = grid[0, 10, 15] = grid[2, 15, [0, 15]] = True
+    nano.build_tokenizer(()).save(str(tmp_path / "tokenizer.json"))
+    codec = TextCodec.open(tmp_path / "tokenizer.json")
+    keys = [tasks.row_key(view, row) for view in VIEWS for row in range(16)]
+    written = text_tokens(grammar.rows(codec, keys), grid.reshape(48, 16))
+    for cells, wanted in ((grid, written), (np.zeros_like(grid), pack.encode(tasks.GRID_END))):
+        packed = joint(cells, form="text")
+        keyed = [key for key, _ in answers(packed)]
+        assert keyed == ["class:", "score:", tasks.GRID_KEY]
+        last = list(branches(packed).values())[-1]
+        predicted = [packed.target[place] for place in last]
+        assert tuple(t for t in predicted if t != pack.IGNORE) == wanted
 
 
 def rows_of(packed: pack.Packed) -> dict[str, tuple[str, float]]:

@@ -177,6 +177,7 @@ def arguments(data: Path, out: Path, minutes: float, **more: object) -> argparse
     defaults |= {"surface": 0.5, "auxiliary": 0.5, "decay": 0.3, "every": 5.0, "validate": 4}
     defaults |= {"compile": False, "threads": 1, "seed": 0, "init": None, "resume": False}
     defaults |= {"steps": None, "without": [], "surface_channels": SURFACE_CHANNELS}
+    defaults |= {"grid": "rows"}
     return argparse.Namespace(**{**defaults, **more})
 
 
@@ -185,6 +186,13 @@ def test_a_run_can_be_given_in_steps(data, tmp_path):
     sft.train(arguments(data, tmp_path / "out", 60.0, steps=2))
     card = json.loads((tmp_path / "out" / "training_card.json").read_text())
     assert card["steps"] == 2
+
+
+def test_a_grid_can_be_learned_as_one_text(data, tmp_path):
+    """The card tells it apart: a station's rows cannot be read from such a model."""
+    sft.train(arguments(data, tmp_path / "out", 60.0, steps=1, surface=1.0, grid="text"))
+    card = json.loads((tmp_path / "out" / "training_card.json").read_text())
+    assert card["grid"] == "text"
 
 
 def test_a_run_without_pools_says_how_to_write_them(tmp_path):
