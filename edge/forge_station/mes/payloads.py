@@ -173,8 +173,13 @@ def alarm_message(
     active: bool = True,
     params: Mapping[str, Any] | None = None,
     instance_id: str | None = None,
+    since: str | None = None,
+    acked: bool = False,
 ) -> Message:
-    """An alarm raised (or, with `active` False and the same instance, gone). Severity 1..1000."""
+    """An alarm raised (or, with `active` False and the same instance, gone). Severity 1..1000.
+
+    `since` is when it was raised, None: now.
+    """
     now = utc_now()
     body: Json = {
         "schema": "alarm/1.0",
@@ -183,8 +188,8 @@ def alarm_message(
         "code": code,
         "severity": severity,
         "active": active,
-        "acked": False,
-        "since": now,
+        "acked": acked,
+        "since": since or now,
         "text": text[:1000],
         "params": dict(params or {}),
         "instanceId": instance_id or uuid7(),
