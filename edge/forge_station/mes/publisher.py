@@ -29,7 +29,7 @@ from forge_station.mes import link as mqtt_link
 from forge_station.mes import payloads
 from forge_station.mes.backlog import Backlog
 from forge_station.mes.link import Acknowledged, Down, Emit, Event, Inbound, Outgoing
-from forge_station.mes.outbox import Outbox, OutboxFull, Row
+from forge_station.mes.outbox import FORMAT_INVALID, Outbox, OutboxFull, Row
 from forge_station.mes.stamp import stamped
 from forge_station.mes.suspicion import Suspicion
 from forge_station.mes.topics import STATUSES, STREAMS, TOPICS, MqttConfig, topic_of
@@ -40,7 +40,6 @@ NO_SUBSCRIBERS = 0x10
 QUOTA_EXCEEDED = 0x97
 TOPIC_INVALID = 0x90
 PACKET_TOO_LARGE = 0x95
-FORMAT_INVALID = 0x99
 REFUSED_FROM = 0x80
 
 LASTING_S = 5.0
@@ -387,7 +386,9 @@ class Publisher:
             body = payloads.status_body(name, self._config.root, self._status(name))
             self._publish(
                 link,
-                Outgoing(topic_of(self._config, name), body, topic.qos, topic.retain),
+                Outgoing(
+                    topic_of(self._config, name), body, topic.qos, topic.retain, topic.expiry_s
+                ),
                 _Sent(None, name, time.monotonic()),
             )
 

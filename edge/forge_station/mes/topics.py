@@ -102,13 +102,14 @@ TOPICS: Mapping[str, Topic] = {
         Topic("birth", "sts/birth", "birth/1.0", retain=True),
         Topic("state", "sts/state", "state/1.0", retain=True),
         Topic("last", "sts/last", "last/1.0", qos=0, retain=True),
+        Topic("health", "sts/health", "health/1.0", qos=0, retain=True, expiry_s=30),
     )
 }
 
 STREAMS: tuple[str, ...] = ("alarm", "verdict", "grid")
 """The streams of the outbox, most urgent first; order is kept inside a stream only."""
 
-STATUSES: tuple[str, ...] = ("conn", "birth", "state", "last")
+STATUSES: tuple[str, ...] = ("conn", "birth", "state", "last", "health")
 
 
 def topic_of(config: MqttConfig, name: str) -> str:
