@@ -31,6 +31,8 @@ from forge_station.mes.stamp import utc_now, uuid7
 
 log = logging.getLogger(__name__)
 
+FORMAT_INVALID = 0x99
+"""Reason code of a message whose content is at fault (MQTT 5: payload format invalid)."""
 GROUP_ROWS = 256
 """Most puts in one transaction."""
 MARK_DELAY_S = 0.02
@@ -150,12 +152,14 @@ class Outbox:
     # Writing
 
     def put(
-        self, stream: str, topic: str, body: bytes, id: str | None = None, timeout_s: float = 10.0
-    ) -> int:
+        self, stream: str, topic: str, body: bytes, id: str | None = None, timeout_s: float = 10.0,
+        refused: int | None = None,
+    ) -> int:  # fmt: skip
         """Make the message durable and return its seq. It takes one disk flush, never a broker.
 
         The same `id` again is the same message: its seq is returned and nothing is added, so a
-        caller may repeat after an error. Raises OutboxFull when there is no room, OutboxError
+        caller may repeat after an error. With `refused`, a reason code, it goes to the dead letters
+        at once: kept, numbered, never sent. Raises OutboxFull when there is no room, OutboxError
         when the disk did not confirm in `timeout_s`.
         """
         if not stream or not topic or len(body) > self._max_body_bytes:
@@ -184,8 +188,14 @@ class Outbox:
                 " created_mono, boot_id) values (?, ?, ?, ?, ?, ?, ?, ?)",
                 (*values, self.boot_id),
             )
-            job.pending = 1
-            return int(cursor.lastrowid or 0)
+            seq = int(cursor.lastrowid or 0)
+            if refused is None:
+                job.pending = 1
+            else:
+                db.execute("update outbox set last_reason = ? where seq = ?", (refused, seq))
+                _bury(db, seq)
+                job.dead = 1
+            return seq
 
         return self._do(_Job(insert, stream=stream), timeout_s)
 
@@ -224,15 +234,15 @@ class Outbox:
     def requeue_dead(self) -> int:
         """Make every dead letter pending again, with its id and seq; returns how many.
 
-        For when the cause is gone, e.g. the broker's access rules were put right.
+        For when the cause is gone, e.g. the broker's access rules were put right. What was refused
+        for its own content (`FORMAT_INVALID`) stays: it would only be refused again.
         """
 
         def requeue(db: sqlite3.Connection, job: _Job) -> int:
             columns = f"{_COPIED}, last_reason"
-            changed = db.execute(
-                f"insert into outbox({columns}) select {columns} from dead"
-            ).rowcount
-            db.execute("delete from dead")
+            which = f"from dead where last_reason is not {FORMAT_INVALID}"
+            changed = db.execute(f"insert into outbox({columns}) select {columns} {which}").rowcount
+            db.execute(f"delete {which}")
             job.pending, job.dead = changed, -changed
             return changed
 
@@ -469,12 +479,7 @@ class Outbox:
             if state == "acked":
                 acked += changed
             elif state == "dead" and changed:
-                self._db.execute(
-                    f"insert into dead({_COPIED}, last_reason, died_utc)"
-                    f" select {_COPIED}, last_reason, ? from outbox where seq = ?",
-                    (utc_now(), seq),
-                )
-                self._db.execute("delete from outbox where seq = ?", (seq,))
+                _bury(self._db, seq)
                 dead += changed
         return acked, dead
 
@@ -582,3 +587,13 @@ __all__ = [
     "OutboxInUse",
     "Row",
 ]
+
+
+def _bury(db: sqlite3.Connection, seq: int) -> None:
+    """Move a row to the dead letters."""
+    db.execute(
+        f"insert into dead({_COPIED}, last_reason, died_utc)"
+        f" select {_COPIED}, last_reason, ? from outbox where seq = ?",
+        (utc_now(), seq),
+    )
+    db.execute("delete from outbox where seq = ?", (seq,))

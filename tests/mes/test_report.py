@@ -1,0 +1,72 @@
+"""A verdict on its way into the outbox: durable, in order, and never outside its schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_station.mes.outbox import FORMAT_INVALID, Outbox
+from forge_station.mes.report import put_verdict
+from forge_station.mes.topics import MqttConfig
+from tests.mes.rig import verdict
+
+CONFIG = MqttConfig()
+EVERY_CELL = [(row, column) for row in range(16) for column in range(16)]
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Iterator[Outbox]:
+    with Outbox(tmp_path / "outbox.db", ballast_bytes=0) as opened:
+        yield opened
+
+
+def test_the_grid_comes_before_the_verdict_that_names_it(outbox: Outbox) -> None:
+    put_verdict(outbox, CONFIG, verdict(EVERY_CELL, EVERY_CELL, EVERY_CELL).to_dict())
+    (grid,) = outbox.fetch("grid", 0, 9)
+    (found,) = outbox.fetch("verdict", 0, 9)
+    assert grid.seq < found.seq
+    assert json.loads(found.body)["grid"]["ref"] == grid.id
+
+
+def test_same_result_again_is_one_message(outbox: Outbox) -> None:
+    record = verdict().to_dict()
+    assert put_verdict(outbox, CONFIG, record) == put_verdict(outbox, CONFIG, record)
+    assert outbox.pending == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"outcome": "GOOD"}, "verdict"),
+        ({"serial": ""}, "partId"),
+        ({"timings_ms": {"decode": float("nan")}}, "JSON"),
+    ],
+)
+def test_verdict_that_breaks_its_schema_is_kept_never_sent_and_raises_an_alarm(
+    outbox: Outbox, change: dict[str, Any], named: str
+) -> None:
+    record = {**verdict(result_id="r-0001").to_dict(), **change}
+    seq = put_verdict(outbox, CONFIG, record)
+    assert outbox.fetch("verdict", 0, 9) == []
+    (letter,) = outbox.dead_letters()
+    assert (letter.seq, letter.id, letter.reason) == (seq, "r-0001", FORMAT_INVALID)
+    assert json.loads(letter.body)["verdict"]["product"] == "clamp-bolts"
+    (alarm,) = outbox.fetch("alarm", 0, 9)
+    assert json.loads(alarm.body)["code"] == "DEAD_LETTER"
+    assert named in json.loads(alarm.body)["text"]
+    put_verdict(outbox, CONFIG, verdict(result_id="r-0002").to_dict())
+    (good,) = outbox.fetch("verdict", 0, 9)
+    assert (good.id, good.stream_seq) == ("r-0002", 2)  # a consumer sees that one is missing
+
+
+def test_requeue_leaves_what_would_only_be_refused_again(outbox: Outbox) -> None:
+    outbox.put("verdict", "t", b"{}", refused=FORMAT_INVALID)
+    outbox.put("verdict", "t", b"{}", refused=0x87)
+    assert outbox.counts().dead == 2
+    assert outbox.requeue_dead() == 1
+    assert [item.reason for item in outbox.dead_letters()] == [FORMAT_INVALID]
+    assert outbox.pending == 1
