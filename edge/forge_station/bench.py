@@ -34,17 +34,16 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from forge_station import demo
 from forge_station.capture.base import PatternStack, Trigger
 from forge_station.capture.calibration import Calibration
-from forge_station.config import SimScanner, StationConfig
+from forge_station.config import StationConfig
 from forge_station.contract.verdict import Verdict
 from forge_station.contract.views import VIEWS
 from forge_station.errors import CaptureError, ConfigError
 from forge_station.geometry import render
+from forge_station.line import open_line
 from forge_station.mes.outbox import Outbox
-from forge_station.mes.publisher import Publisher
-from forge_station.station import Station, birth_of, open_station_inspector
+from forge_station.station import open_station
 from forge_station.timing import Latency, by_stage, latency
 
 WARM_UP = 3
@@ -115,7 +114,7 @@ def run(
     """Print p50/p95/p99/max a stage over `count` parts, then one JSON object."""
     if count < 1 or scans < 1:
         raise ConfigError("bench: parts and scans", expected="1 or more", got=f"{count}, {scans}")
-    line = demo.open_line(config)
+    line = open_line(config)
     line.warm_up()
     taken: list[Scan] = []
     for trigger in line.triggers(min(scans, count)):
@@ -137,17 +136,9 @@ def run(
 
             started = stack.enter_context(EmbeddedBroker("127.0.0.1", 0))
             mqtt = replace(config.mqtt, host="127.0.0.1", port=started.port)
-            config = replace(config, mqtt=mqtt, broker="embedded")
-        inspector = open_station_inspector(config)
-        stack.callback(inspector.model.close)
-        outbox = stack.enter_context(Outbox(config.outbox))
-        publisher = Publisher(outbox, config.mqtt, birth=birth_of(inspector))
-        if sent:
-            stack.enter_context(publisher)
-        station = Station(
-            config, inspector, lambda trigger: kept, outbox, publisher,
-            simulated=isinstance(config.scanner, SimScanner), store=False,
-        )  # fmt: skip
+            config = replace(config, mqtt=mqtt, broker="external")
+        station = stack.enter_context(open_station(config, lambda trigger: kept, store=False))
+        outbox = station.outbox
         before_mb = 0.0
         for number, done in enumerate(station.run(kept.triggers(count + WARM_UP))):
             yielded = time.perf_counter()
@@ -163,7 +154,7 @@ def run(
                 if sent and confirmed:
                     found.puback_ms.append(round(timings.get("deliver", 0.0) + waited_ms, 2))
             _progress(out, f"part {number + 1}/{count + WARM_UP}")
-        provider = inspector.model.provider
+        provider = station.inspector.model.provider
         grown_mb = _resident_mb() - before_mb
     stages = by_stage(found.timings)
     puback = latency(found.puback_ms)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from forge_station import evidence, version
 from forge_station.capture.base import Scanner, Trigger
-from forge_station.config import StationConfig
+from forge_station.config import SimScanner, StationConfig
 from forge_station.contract.verdict import Verdict
 from forge_station.errors import ConfigError, InputError, StationError
 from forge_station.mes import payloads, report
@@ -73,6 +74,37 @@ def birth_of(inspector: Inspector) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def open_station(
+    config: StationConfig, scanner_of: Callable[[Trigger], Scanner], *, store: bool = True
+) -> Iterator[Station]:
+    """Open what a station needs beside its scanner, quick things first; close it at the end.
+
+    Its `config` differs where a free port was taken for the embedded broker. Raises StationError.
+    """
+    with ExitStack() as stack:
+        if config.broker == "embedded":
+            from forge_station.mes.broker import EmbeddedBroker
+
+            broker = stack.enter_context(EmbeddedBroker(config.mqtt.host, config.mqtt.port))
+            config = replace(config, mqtt=replace(config.mqtt, port=broker.port))
+        outbox = stack.enter_context(Outbox(config.outbox))
+        inspector = open_station_inspector(config)
+        stack.callback(inspector.model.close)
+        publisher = Publisher(outbox, config.mqtt, birth=birth_of(inspector))
+        if config.broker != "none":
+            stack.enter_context(publisher)
+        yield Station(
+            config,
+            inspector,
+            scanner_of,
+            outbox,
+            publisher,
+            simulated=isinstance(config.scanner, SimScanner),
+            store=store,
+        )
+
+
 @dataclass(frozen=True)
 class Station:
     """A configured station. `scanner_of(trigger)` gives the scanner set to the trigger's product.
@@ -95,6 +127,15 @@ class Station:
                 expected="open_inspector without checks_alone",
                 got="the checks alone",
             )
+
+    @property
+    def text(self) -> str:
+        """Station, line and model in one line, for people."""
+        manifest = self.inspector.model.manifest
+        return (
+            f"station {self.config.station}, line {self.config.line.line}, bundle {manifest.name} "
+            f"{manifest.version} ({manifest.precision}, {self.inspector.model.provider})"
+        )
 
     def run(self, triggers: Iterable[Trigger]) -> Iterator[Done]:
         """Inspect every trigger's part; each `Done` is on disk in the outbox when it is yielded.

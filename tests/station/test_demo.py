@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("numba", reason="the simulator needs the extra demo")
 
 from forge_station import bench, demo
+from forge_station import line as lines
 from forge_station.capture.base import Trigger
 from forge_station.config import SimScanner, StationConfig
 from forge_station.contract.spec import LineSpec, Product
@@ -45,14 +46,14 @@ def test_no_parts_are_refused_before_anything_is_opened(run, tmp_path):
 
 
 def test_triggers_count_on_and_products_come_in_turn(tmp_path):
-    line = demo.open_line(config(tmp_path))
+    line = lines.open_line(config(tmp_path))
     found = list(line.triggers(3, first=8))
     assert [trigger.serial for trigger in found] == ["s1-000008", "s1-000009", "s1-000010"]
     assert [trigger.part_number for trigger in found] == ["WASHER", "NUT", "WASHER"]
 
 
 def test_the_same_number_gives_the_same_tray_whatever_came_before(tmp_path):
-    one, other = demo.open_line(config(tmp_path)), demo.open_line(config(tmp_path))
+    one, other = lines.open_line(config(tmp_path)), lines.open_line(config(tmp_path))
     *_, last = one.triggers(4)
     (same,) = other.triggers(1, first=4)
     assert last == same
@@ -61,7 +62,7 @@ def test_the_same_number_gives_the_same_tray_whatever_came_before(tmp_path):
 
 
 def test_a_long_run_keeps_the_truth_and_drops_the_shapes(tmp_path):
-    line = demo.open_line(config(tmp_path))
+    line = lines.open_line(config(tmp_path))
     running = line.triggers(2)
     first = next(running)
     assert line.trays[first.serial].meshes
@@ -71,7 +72,7 @@ def test_a_long_run_keeps_the_truth_and_drops_the_shapes(tmp_path):
 
 
 def test_the_scanner_is_made_once_a_product_and_sees_the_tray(tmp_path):
-    line = demo.open_line(config(tmp_path))
+    line = lines.open_line(config(tmp_path))
     running = line.triggers(3)
     first = next(running)
     scanner = line.scanner_of(first)
