@@ -1,20 +1,21 @@
-"""Time one part with three checks against other ways to run the same model, in one run.
+"""Time a part with three checks against other ways to run the same model, in one run.
 
     python -m export.bench --bundle station_config/demo/bundle --checkpoint .work/checkpoints/nano
     python -m export.bench --bundle DIR --threads 4 --rounds 9         # without transformers
 
-The part: a marks sheet of three parts that is read and judged as an assembly (two questions), and a
-surface picture of three views with class, score and defect grid. The peers answer the same three
-questions the usual way, each with its own prompt, by free greedy generation of as many tokens as
-the station's answers have (so that no peer gains by stopping early):
+A part: a marks sheet of a kit that is read and judged as an assembly (two questions), and a surface
+picture of three views with class, score and defect grid; three of them, whose answers differ in
+length (`export.bench_parts`). The peers answer the same three questions the usual way, each with
+its own prompt, by free greedy generation of as many tokens as the station's answers have (so that
+no peer gains by stopping early; no closer look, which no peer has):
 
     station       this code: one picture prefix, options scored, rows as parallel branches
     naive         the same ONNX graphs: picture and prompt once a question, one token a pass
     transformers  the checkpoint in float32, eager attention, `generate` with its cache
 
-Every round runs all of them in turn; a ratio is the median over rounds of the quotients within a
-round, which a machine that others use as well disturbs least. Wall time counts; CPU time stands
-beside it.
+Every round runs all of them in turn on every part; a ratio is the median of the quotients within a
+round and part, which a machine that others use as well disturbs least. Wall time counts; CPU time
+stands beside it.
 
 Against the limits of this machine, measured in the same run: reading speed of memory for decoding
 one token (all weights are read), and the speed of a float32 matrix product in ONNX Runtime for the
@@ -38,6 +39,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +49,21 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from tqdm import tqdm
 
+from export.bench_parts import KIT, Part, parts_of
 from forge_station import checks
 from forge_station.checks import Thresholds
 from forge_station.contract import tasks
 from forge_station.contract.error import StationError
 from forge_station.contract.spec import Product
-from forge_station.contract.views import DIFFERENCE, MARKS, Layout
+from forge_station.contract.views import MARKS, Layout
 from forge_station.errors import InputError
-from forge_station.geometry import pose, reference, sheet, surface
-from forge_station.geometry.pose import PartCloud
+from forge_station.geometry import sheet
+from forge_station.geometry.gauge import Size
 from forge_station.vlm.decode import Cache
 from forge_station.vlm.engine import CPU, VERSION, Graph
 from forge_station.vlm.model import DECODER, VISION, VisionLanguageModel
 
-KIT = Product("KIT", "assembly", ("assembly",), dict.fromkeys(("hex_bolt M8x30", "hex_nut M8"), 1))
-PART = "hex_bolt M8x30"
-PIXEL_MM = 0.15
+PRODUCT = Product("KIT", "assembly", ("assembly",), dict.fromkeys(KIT, 1))
 _LEAST_WEIGHT = 4096
 
 
@@ -75,15 +76,6 @@ class Question:
     tokens: int
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one part shows: the marks sheet, the surface picture, and the clouds behind them."""
-
-    clouds: tuple[PartCloud, ...]
-    marks: sheet.Sheet
-    surface: sheet.Sheet
-
-
 class Naive(VisionLanguageModel):
     """The same graphs as a plain text model: everything again for every question."""
 
@@ -91,6 +83,9 @@ class Naive(VisionLanguageModel):
         logits, cache = super()._step(*feeds)
         self._said = logits
         return logits, cache
+
+    def answer_all(self, questions: Sequence[Question]) -> list[list[int]]:
+        return [self.answer(question) for question in questions]
 
     def answer(self, question: Question) -> list[int]:
         """Picture and prompt, then one token a pass, the likeliest of the whole vocabulary."""
@@ -110,57 +105,31 @@ class Naive(VisionLanguageModel):
         return found
 
 
-def part_of(layout: Layout, channels: Sequence[str], seed: int = 0) -> Part:
-    """Three blocks, one of them with a dent: pictures of the usual size from plain geometry.
-
-    A model that is shown the difference from a reference gets that from the block without dent.
-    """
-    rng = np.random.default_rng(seed)
-    sizes = ((30.0, 13.0, 7.0), (13.0, 13.0, 7.0), (17.0, 17.0, 2.0))
-    clouds = tuple(_block(rng, sides) for sides in sizes)
-    columns = checks.columns_of(len(clouds), layout)
-    marks = sheet.marks_sheet([cloud.points for cloud in clouds], columns, layout)
-    if DIFFERENCE in channels:
-        sound = reference.build([_block(rng, sizes[0], dent_mm=0.0).points])
-        return Part(clouds, marks, surface.look(clouds[0].points, layout, sound).picture)
-    return Part(clouds, marks, sheet.surface_picture(clouds[0].points, layout)[0])
-
-
-def _block(
-    rng: np.random.Generator, sides: tuple[float, float, float], dent_mm: float = 0.8
-) -> PartCloud:
-    """Top and four sides of a block standing on z = 0, with a dent in its top."""
-    size = np.array(sides)
-    points = []
-    for axis, end in ((2, 1.0), (0, 0.0), (0, 1.0), (1, 0.0), (1, 1.0)):
-        face = rng.random((6000, 3))
-        face[:, axis] = end
-        points.append(face * size)
-    cloud = np.concatenate(points)
-    cloud[:, :2] -= size[:2] / 2
-    away = np.hypot(cloud[:, 0] - size[0] / 4, cloud[:, 1])
-    top = cloud[:, 2] == size[2]
-    cloud[top, 2] -= np.maximum(0.0, dent_mm - 0.4 * away[top])
-    cloud += rng.normal(0, 0.02, cloud.shape)
-    return pose.align(cloud.astype(np.float32), PIXEL_MM, poses=4)
-
-
-def station(model: VisionLanguageModel, part: Part, limits: Thresholds) -> list[Question]:
-    """All three checks as the station makes them -> the questions that they answered."""
-    sizes = checks.measured(part.clouds)
+def station(
+    model: VisionLanguageModel, part: Part, sizes: Mapping[str, Size], limits: Thresholds
+) -> tuple[checks.MarksRead, checks.Judged, checks.SurfaceRead]:
+    """All three checks as the station makes them: the grid only where the surface looks bad."""
     read = checks.read_marks(model, part.marks, sizes, {})
-    judged = checks.judge_marks(model, read, KIT)
+    judged = checks.judge_marks(model, read, PRODUCT)
     found = checks.read_surface(
-        model, part.surface, MARKS[0], PART, sizes[MARKS[0]], limits, 3600.0, always_grid=True
+        model, part.surface, MARKS[0], KIT[0], sizes[MARKS[0]], limits, 3600.0
     )
+    return read, judged, found
+
+
+def questions_of(
+    model: VisionLanguageModel, part: Part, sizes: Mapping[str, Size], limits: Thresholds
+) -> list[Question]:
+    """What the station asks of a part, as three prompts, and the length of what it answered."""
+    read, judged, found = station(model, part, sizes, limits)
     box = {mark: size.box for mark, size in sizes.items()}
     marks = checks.trunk_text(tasks.sheet_facts(box, part.marks.mm_per_px))
     readings = tasks.readings_text({part.mark: part.part for part in read.parts})
     judge = marks + readings + tasks.NEXT_USER
-    judge += tasks.judge_text("assembly", dict(KIT.parts)) + tasks.ASSISTANT
+    judge += tasks.judge_text("assembly", dict(PRODUCT.parts)) + tasks.ASSISTANT
     opinion = f"{tasks.ANSWER_KEY} {judged.letter}\n{tasks.MISSING_KEY} {judged.missing}\n"
     opinion += f"{tasks.SCORE_KEY} {tasks.SCORES[round(judged.score)]}\n"
-    looking = checks.trunk_text(tasks.surface_facts(PART, sizes[MARKS[0]].box))
+    looking = checks.trunk_text(tasks.surface_facts(KIT[0], sizes[MARKS[0]].box))
     score = tasks.SCORES[round(found.reading.score or 0.0)]
     look = f"{tasks.CLASS_KEY} {found.reading.defect_class}\n{tasks.SCORE_KEY} {score}\n"
     look += _grid_lines(found.grids)
@@ -188,9 +157,11 @@ def _question(
     return Question(picture.image, prompt, len(model.codec.encode(answer)) + 1)
 
 
-def transformers_peer(
-    checkpoint: Path, model: VisionLanguageModel, threads: int
-) -> Callable[[Sequence[Question]], list[list[int]]]:
+Answers = Callable[[Sequence[Question]], list[list[int]]]
+"""The tokens that a peer answers each question with."""
+
+
+def transformers_peer(checkpoint: Path, model: VisionLanguageModel, threads: int) -> Answers:
     """`generate` of the checkpoint, eager, in float32 -> the tokens of each answer."""
     import torch
     from transformers import Qwen2_5_VLForConditionalGeneration
@@ -245,29 +216,41 @@ def not_run(checkpoint: Path | None) -> dict[str, str]:
     return reasons
 
 
-def race(
-    peers: Mapping[str, Callable[[], object]], rounds: int
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """(wall, CPU) milliseconds of every peer in every round, after one round that is not timed."""
-    wall: dict[str, list[float]] = {name: [] for name in peers}
-    cpu: dict[str, list[float]] = {name: [] for name in peers}
-    for number in tqdm(range(rounds + 1), unit="round"):
-        for name, work in peers.items():
-            start, spent = time.perf_counter(), time.process_time()
-            work()
-            if number:
-                wall[name].append((time.perf_counter() - start) * 1000)
-                cpu[name].append((time.process_time() - spent) * 1000)
-    return wall, cpu
+Times = Mapping[str, Sequence[tuple[float, float]]]
+"""Peer -> (wall, CPU) milliseconds of every round."""
 
 
-def ratios(times: Mapping[str, Sequence[float]], base: str = "station") -> dict[str, float]:
-    """Median over rounds of each peer's time over that of `base` in the same round."""
-    return {
-        name: round(statistics.median(a / b for a, b in zip(own, times[base], strict=True)), 2)
-        for name, own in times.items()
-        if name != base
+def race(works: Mapping[str, Mapping[str, Callable[[], object]]], rounds: int) -> dict[str, Times]:
+    """Part -> peer -> work; all in turn, so many times, after one round that is not timed."""
+    times = {
+        part: {peer: list[tuple[float, float]]() for peer in own} for part, own in works.items()
     }
+    for number in tqdm(range(rounds + 1), unit="round"):
+        for part, peers in works.items():
+            for peer, work in peers.items():
+                start, spent = time.perf_counter(), time.process_time()
+                work()
+                took = (time.perf_counter() - start, time.process_time() - spent)
+                if number:
+                    times[part][peer].append((took[0] * 1000, took[1] * 1000))
+    return dict(times)
+
+
+def figures(parts: Sequence[Times], base: str = "station") -> dict[str, dict[str, float]]:
+    """Medians over rounds and parts: of milliseconds, and of each peer's time over `base`'s."""
+    found: dict[str, dict[str, float]] = {}
+    for kind, ratio, k in (
+        ("median_ms", "times_faster", 0),
+        ("median_cpu_ms", "times_less_cpu", 1),
+    ):
+        own = {peer: [row[k] for part in parts for row in part[peer]] for peer in parts[0]}
+        found[kind] = {peer: round(statistics.median(rows), 1) for peer, rows in own.items()}
+        found[ratio] = {
+            peer: round(statistics.median(a / b for a, b in zip(rows, own[base], strict=True)), 2)
+            for peer, rows in own.items()
+            if peer != base
+        }
+    return found
 
 
 def read_speed(threads: int, mega_bytes: int = 192) -> float:
@@ -328,7 +311,7 @@ def limits(bundle: Path, model: VisionLanguageModel, part: Part, threads: int) -
     image = part.surface.image
     picture_tokens = int(np.prod(model.geometry.token_grid(*image.shape[:2])))
     patches = picture_tokens * model.geometry.merge**2
-    prompt = checks.trunk_text(tasks.surface_facts(PART, (30.0, 13.0, 7.0)))
+    prompt = checks.trunk_text(tasks.surface_facts(KIT[0], (30.0, 13.0, 7.0)))
     trunk = model.trunk([image], prompt)
     vision_weights, _ = weights_of(bundle / VISION)
     decoder_weights, decoder_bytes = weights_of(bundle / DECODER)
@@ -364,23 +347,26 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         ) as model,
         Naive.open(args.bundle, threads=args.threads, provider=CPU) as naive,
     ):
-        sizes = model.manifest.model
+        sides = model.manifest.model
         layout = Layout(
-            cell=int(sizes.get("cell_px", Layout.cell)),
-            panel=int(sizes.get("panel_px", Layout.panel)),
+            cell=int(sides.get("cell_px", Layout.cell)),
+            panel=int(sides.get("panel_px", Layout.panel)),
         )
-        part = part_of(layout, model.manifest.surface_channels)
-        thresholds = Thresholds.read(model.manifest.thresholds)
-        questions = station(model, part, thresholds)
         assert isinstance(naive, Naive)
-        peers: dict[str, Callable[[], object]] = {
-            "station": lambda: station(model, part, thresholds),
-            "naive": lambda: [naive.answer(question) for question in questions],
-        }
+        thresholds = Thresholds.read(model.manifest.thresholds)
+        parts = parts_of(layout, model.manifest.surface_channels)
+        answers: dict[str, Answers] = {"naive": naive.answer_all}
         if args.checkpoint is not None:
-            eager = transformers_peer(args.checkpoint, model, args.threads)
-            peers["transformers"] = lambda: eager(questions)
-        wall, cpu = race(peers, args.rounds)
+            answers["transformers"] = transformers_peer(args.checkpoint, model, args.threads)
+        works: dict[str, dict[str, Callable[[], object]]] = {}
+        tokens = {}
+        for name, part in parts.items():
+            sizes = checks.measured(part.clouds)
+            asked = questions_of(model, part, sizes, thresholds)
+            tokens[name] = [question.tokens for question in asked]
+            works[name] = {"station": partial(station, model, part, sizes, thresholds)}
+            works[name] |= {peer: partial(answer, asked) for peer, answer in answers.items()}
+        times = race(works, args.rounds)
         return {
             "bundle": f"{model.manifest.name} {model.manifest.version}",
             "precision": model.manifest.precision,
@@ -388,12 +374,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "threads": args.threads,
             "load": [round(value, 1) for value in os.getloadavg()],
             "rounds": args.rounds,
-            "answer_tokens": [question.tokens for question in questions],
-            "median_ms": {name: round(statistics.median(own), 1) for name, own in wall.items()},
-            "median_cpu_ms": {name: round(statistics.median(own), 1) for name, own in cpu.items()},
-            "times_faster": ratios(wall),
-            "times_less_cpu": ratios(cpu),
-            "limits": limits(args.bundle, model, part, args.threads),
+            "answer_tokens": tokens,
+            "parts": {name: figures([own]) for name, own in times.items()},
+            "all": figures(list(times.values())),
+            "limits": limits(args.bundle, model, parts["sound"], args.threads),
             "not_run": not_run(args.checkpoint),
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         }
@@ -403,14 +387,20 @@ def table(found: Mapping[str, Any]) -> str:
     """For people."""
     lines = [
         f"{found['bundle']} ({found['precision']}), {found['runtime']}, {found['threads']} threads",
-        f"load {found['load'][0]}, answers of {found['answer_tokens']} tokens",
-        f"{'peer':<14}{'median ms':>11}{'CPU ms':>10}{'station is':>13}{'by CPU time':>13}",
+        f"load {found['load'][0]}",
+        f"{'part':<11}{'tokens':<14}{'peer':<14}{'median ms':>11}{'CPU ms':>10}{'station is':>13}"
+        f"{'by CPU time':>13}",
     ]
-    for name, value in found["median_ms"].items():
-        line = f"{name:<14}{value:>11.1f}{found['median_cpu_ms'][name]:>10.1f}"
-        if name in found["times_faster"]:
-            line += f"{found['times_faster'][name]:>12.2f}x{found['times_less_cpu'][name]:>12.2f}x"
-        lines.append(line)
+    for part, own in [*found["parts"].items(), ("all", found["all"])]:
+        said = "+".join(map(str, found["answer_tokens"].get(part, [])))
+        for name, value in own["median_ms"].items():
+            line = (
+                f"{part:<11}{said:<14}{name:<14}{value:>11.1f}{own['median_cpu_ms'][name]:>10.1f}"
+            )
+            if name in own["times_faster"]:
+                line += f"{own['times_faster'][name]:>12.2f}x{own['times_less_cpu'][name]:>12.2f}x"
+            lines.append(line)
+            part = said = ""
     lines += [f"{name}: not run: {reason}" for name, reason in found["not_run"].items()]
     own = found["limits"]
     lines += [

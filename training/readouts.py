@@ -116,8 +116,8 @@ def read(model: VisionLanguageModel, shown: Shown, at: float) -> dict[str, Any]:
     meter.start()
     trunk = model.trunk([shown.picture], checks.trunk_text(shown.facts))
     row: dict[str, Any] = {"id": shown.name, "trunk": meter.stop()}
-    odds = model.score_options(trunk, tasks.CLASS_KEY, model.manifest.vocabulary.classes)
-    row["defect"] = round(1.0 - odds[tasks.NORMAL], 6)
+    odds = model.score_lines(trunk, {tasks.CLASS_KEY: model.manifest.vocabulary.classes})
+    row["defect"] = round(1.0 - odds[tasks.CLASS_KEY][tasks.NORMAL], 6)
     for how in READOUTS:
         meter.start()
         found = read_grid(model, trunk, KEYS, how, at, LIMITS)

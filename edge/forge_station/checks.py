@@ -7,6 +7,7 @@ and the model's interface; no files, no cameras, no MQTT.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -42,6 +43,8 @@ from forge_station.vlm.model import Trunk, VisionLanguageModel
 PARTS: tuple[str, ...] = tuple(model.id for model in CATALOGUE)
 GRID_SIDE = 16
 SIZE_SHARPNESS = 4.0
+NEGLIGIBLE = 1e-4
+"""Parts of the catalogue that begin less probably are not told apart."""
 """How fast a catalogue entry loses weight as its box misses the measured one, see `weigh`."""
 SCORE_VERSION = 1
 """Of the definition of `violation_log_odds` and `defect_log_odds`; a certificate holds for one."""
@@ -108,7 +111,7 @@ class MarksRead:
     trunk: Trunk
     seen: Mapping[str, Mapping[str, float]]
     """Mark -> catalogue id -> the model's own probability, before the size was weighed in."""
-    ranked: Mapping[str, tuple[Alternative, ...]]
+    ranked: Mapping[str, Mapping[str, float]]
     """Mark -> every catalogue id with its probability after that (`weigh`), the likeliest first."""
 
 
@@ -156,17 +159,19 @@ def read_marks(
 ) -> MarksRead:
     """Read workpiece and model number at every mark of a sheet.
 
-    The model scores the whole catalogue at every mark in one forward pass; its distribution is
-    then weighted with how well each catalogue entry fits the measured box (`weigh`).
+    The model scores the whole catalogue at every mark, all marks in the same passes; its
+    distribution is then weighted with how well each entry fits the measured box (`weigh`).
     """
     facts = tasks.sheet_facts({m: size.box for m, size in sizes.items()}, picture.mm_per_px)
     trunk = model.trunk([picture.image], trunk_text(facts))
     marks = sorted(sizes)
-    scored = model.score_options_of(trunk, [tasks.mark_key(mark) for mark in marks], PARTS)
-    parts, weighed = [], {}
-    for mark, seen in zip(marks, scored, strict=True):
-        weighed[mark] = tuple(weigh(seen, sizes[mark]))
-        ranked = weighed[mark][:4]
+    lines = {tasks.mark_key(mark): PARTS for mark in marks}
+    scored = model.score_lines(trunk, lines, floor=NEGLIGIBLE)
+    parts, own, weighed = [], {}, {}
+    for mark in marks:
+        own[mark] = scored[tasks.mark_key(mark)]
+        weighed[mark] = weigh(own[mark], sizes[mark])
+        ranked = [Alternative(*item) for item in itertools.islice(weighed[mark].items(), 4)]
         workpiece, _, number = ranked[0].part.partition(" ")
         parts.append(
             PartReading(
@@ -179,12 +184,13 @@ def read_marks(
                 points=points.get(mark),
             )
         )
-    return MarksRead(tuple(parts), trunk, dict(zip(marks, scored, strict=True)), weighed)
+    return MarksRead(tuple(parts), trunk, own, weighed)
 
 
-def weigh(seen: Mapping[str, float], size: Size) -> list[Alternative]:
+def weigh(seen: Mapping[str, float], size: Size) -> dict[str, float]:
     """What the model sees, weighted with what the gauge measures; the likeliest part first.
 
+    Part -> probability.
     A part whose box misses the measured one by the share m of the allowed difference counts
     exp(-(4 m)^2 / 2). The order follows the product of both. The probability is cautious: that of
     the workpiece is the model's alone, only the model number within it profits from the gauge. So
@@ -192,11 +198,11 @@ def weigh(seen: Mapping[str, float], size: Size) -> list[Alternative]:
     Where nothing that the model deems possible fits (less than a thousandth of its belief), its
     own odds stay, and the size check objects to them.
     """
+    misfits = gauge.misfits(size)
     fits = {}
     for part, probability in seen.items():
-        misfit = gauge.misfit(size, part)
-        weight = 1.0 if misfit is None else float(np.exp(-0.5 * (SIZE_SHARPNESS * misfit) ** 2))
-        fits[part] = probability * weight
+        misfit = misfits.get(part, 0.0)
+        fits[part] = probability * math.exp(-0.5 * (SIZE_SHARPNESS * misfit) ** 2)
     if sum(fits.values()) < 1e-3:
         fits = dict(seen)
     looks: dict[str, float] = {}
@@ -205,11 +211,11 @@ def weigh(seen: Mapping[str, float], size: Size) -> list[Alternative]:
         workpiece = part.partition(" ")[0]
         looks[workpiece] = looks.get(workpiece, 0.0) + seen[part]
         both[workpiece] = both.get(workpiece, 0.0) + fits[part]
-    ranked = []
+    ranked = {}
     for part in sorted(fits, key=lambda name: -fits[name]):
         workpiece = part.partition(" ")[0]
         share = fits[part] / both[workpiece] if both[workpiece] > 0 else 0.0
-        ranked.append(Alternative(part, min(1.0, looks[workpiece] * share)))
+        ranked[part] = min(1.0, looks[workpiece] * share)
     return ranked
 
 
@@ -219,15 +225,13 @@ def judge_marks(model: VisionLanguageModel, read: MarksRead, product: Product) -
     readings = {part.mark: part.part for part in read.parts}
     text = tasks.readings_text(readings) + tasks.NEXT_USER
     text += tasks.judge_text(kind, dict(product.parts) or None) + tasks.ASSISTANT
-    trunk = model.extend(read.trunk, text)
-    letters = model.score_options(trunk, tasks.ANSWER_KEY, [*sorted(readings), tasks.NONE])
-    letter = max(letters, key=lambda option: letters[option])
-    scores = model.score_options(trunk, tasks.SCORE_KEY, tasks.SCORES)
-    missing = tasks.NONE
+    lines = {tasks.ANSWER_KEY: [*sorted(readings), tasks.NONE], tasks.SCORE_KEY: tasks.SCORES}
     if product.kind == "assembly":
-        options = model.score_options(trunk, tasks.MISSING_KEY, [*product.parts, tasks.NONE])
-        missing = max(options, key=lambda option: options[option])
-    return Judged(letter, letters[letter], missing, _expected_score(scores))
+        lines[tasks.MISSING_KEY] = [*product.parts, tasks.NONE]
+    scored = model.score_lines(read.trunk, lines, behind=text)
+    letter, probability = _likeliest(scored[tasks.ANSWER_KEY])
+    missing, _ = _likeliest(scored.get(tasks.MISSING_KEY, {tasks.NONE: 1.0}))
+    return Judged(letter, probability, missing, _expected_score(scored[tasks.SCORE_KEY]))
 
 
 def read_surface(
@@ -279,9 +283,9 @@ def read_positions(
     """What stands at each fixed place of a photo: a part of the bundle's vocabulary, or `none`."""
     trunk = model.trunk([picture.image], trunk_text(tasks.positions_facts(marks)))
     options = model.manifest.vocabulary.parts or (*PARTS, tasks.NONE)
-    scored = model.score_options_of(trunk, [tasks.mark_key(mark) for mark in marks], options)
+    scored = model.score_lines(trunk, {tasks.mark_key(mark): options for mark in marks})
     found = []
-    for mark, odds in zip(marks, scored, strict=True):
+    for mark, odds in zip(marks, scored.values(), strict=True):
         first, *others = sorted(odds, key=lambda part: -odds[part])
         workpiece, _, number = first.partition(" ")
         alternatives = tuple(Alternative(part, odds[part]) for part in others[:3])
@@ -315,15 +319,17 @@ def _read_views(
     look: _Look,
 ) -> SurfaceRead:
     trunk = model.trunk([picture.image], trunk_text(facts))
-    odds = model.score_options(trunk, tasks.CLASS_KEY, model.manifest.vocabulary.classes)
-    score = None
+    lines: dict[str, Sequence[str]] = {tasks.CLASS_KEY: model.manifest.vocabulary.classes}
     if look.request != "grid":
-        score = _expected_score(model.score_options(trunk, tasks.SCORE_KEY, tasks.SCORES))
+        lines[tasks.SCORE_KEY] = tasks.SCORES
+    scored = model.score_lines(trunk, lines)
+    odds = scored[tasks.CLASS_KEY]
+    score = _expected_score(scored[tasks.SCORE_KEY]) if tasks.SCORE_KEY in scored else None
     near: CloserLook | None = None
     if look.closer is not None and 1.0 - odds[tasks.NORMAL] >= look.thresholds.look_again:
         near, found = _look_again(model, trunk, facts, look.closer)
         odds = _both(odds, found, look.thresholds.closer_weight)
-    name = max(odds, key=lambda option: odds[option])
+    name, probability = _likeliest(odds)
     looked = look.always_grid or 1.0 - odds[tasks.NORMAL] >= look.thresholds.defect_unsure
     looked = looked and look.request != "score"
     cells = np.zeros((len(views), GRID_SIDE, GRID_SIDE), bool)
@@ -335,7 +341,7 @@ def _read_views(
     reading = SurfaceReading(
         mark=mark,
         defect_class=name,
-        probability=odds[name],
+        probability=probability,
         probabilities=dict(odds),
         score=score,
         explanation=text,
@@ -356,8 +362,8 @@ def _look_again(
     cells = model.soft_rows(trunk, keys).cells.reshape(len(VIEWS), GRID_SIDE, GRID_SIDE)
     look = closer(surface.suspicious(cells))
     near = model.trunk([look.picture.image], trunk_text(facts))
-    odds = model.score_options(near, tasks.CLASS_KEY, model.manifest.vocabulary.classes)
-    return look, odds
+    classes = model.manifest.vocabulary.classes
+    return look, model.score_lines(near, {tasks.CLASS_KEY: classes})[tasks.CLASS_KEY]
 
 
 def _both(
@@ -415,7 +421,7 @@ def violation_log_odds(read: MarksRead, judgement: Judgement) -> float:
     for part in read.parts:
         wanted = expected.get(part.mark, part.part)
         workpiece = wanted.partition(" ")[0]
-        own = {item.part: item.probability for item in read.ranked[part.mark]}
+        own = read.ranked[part.mark]
         # Within the workpiece the size counts; the share of other workpieces is the model's alone.
         other = sum(p for name, p in own.items() if name != wanted and _is(workpiece, name))
         other += sum(p for name, p in read.seen[part.mark].items() if not _is(workpiece, name))
@@ -547,6 +553,11 @@ def trunk_text(facts: str) -> str:
 
 def _limits(thresholds: Thresholds, time_budget_s: float) -> Limits:
     return Limits(max_tokens=int(thresholds.token_budget), time_budget_s=time_budget_s)
+
+
+def _likeliest(odds: Mapping[str, float]) -> tuple[str, float]:
+    """The most probable option and its probability."""
+    return max(odds.items(), key=lambda item: item[1])
 
 
 def _expected_score(odds: Mapping[str, float]) -> float:

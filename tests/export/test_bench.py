@@ -39,17 +39,26 @@ def test_naive_and_transformers_write_the_same_tokens(nano, bundle):
         assert naive.fed.passes == 2 + 7 + 4  # two to warm up; a prompt gives the first token
 
 
-def test_a_ratio_is_the_median_of_those_within_a_round():
-    times = {"station": [1.0, 10.0, 1.0], "naive": [3.0, 31.0, 2.0], "eager": [9.0, 50.0, 4.0]}
-    assert bench.ratios(times) == {"naive": 3.0, "eager": 5.0}
+def test_a_ratio_is_the_median_of_those_within_a_round_and_part():
+    """(wall, CPU) of two parts: 3, 3.1, 2 and 5 times the station's wall time, half of its CPU."""
+    one = {"station": [(1.0, 2.0), (10.0, 20.0)], "naive": [(3.0, 1.0), (31.0, 10.0)]}
+    two = {"station": [(1.0, 2.0), (1.0, 2.0)], "naive": [(2.0, 1.0), (5.0, 1.0)]}
+    found = bench.figures([one, two])
+    assert found["times_faster"] == {"naive": 3.05}
+    assert found["times_less_cpu"] == {"naive": 0.5}
+    assert found["median_ms"] == {"station": 1.0, "naive": 4.0}
+    assert bench.figures([one])["times_faster"] == {"naive": 3.05}
+    assert bench.figures([two])["times_faster"] == {"naive": 3.5}
 
 
 def test_the_first_round_is_not_timed_and_peers_take_turns():
     calls: list[str] = []
-    peers = {name: lambda name=name: calls.append(name) for name in "ab"}
-    wall, cpu = bench.race(peers, 3)
-    assert calls == ["a", "b"] * 4
-    assert all(len(own) == 3 for own in (*wall.values(), *cpu.values()))
+    works = {
+        part: {peer: lambda name=part + peer: calls.append(name) for peer in "ab"} for part in "xy"
+    }
+    times = bench.race(works, 3)
+    assert calls == ["xa", "xb", "ya", "yb"] * 4
+    assert all(len(rows) == 3 for part in times.values() for rows in part.values())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "w4a16"])
@@ -86,11 +95,12 @@ def test_a_run_on_the_shipped_bundle_ends_with_its_figures(repository):
         cwd=repository,
     )
     found = json.loads(done.stdout.splitlines()[-1])
-    assert set(found["median_ms"]) == {"station", "naive"}
-    spent = found["median_cpu_ms"]
-    expected = spent["naive"] / spent["station"]
-    assert found["times_less_cpu"]["naive"] == pytest.approx(expected, rel=0.02)
-    assert len(found["answer_tokens"]) == 3
+    assert set(found["parts"]) == {"sound", "cut", "bent"}
+    for part in found["parts"].values():
+        spent = part["median_cpu_ms"]
+        expected = spent["naive"] / spent["station"]
+        assert part["times_less_cpu"]["naive"] == pytest.approx(expected, rel=0.02)
+    assert {len(tokens) for tokens in found["answer_tokens"].values()} == {3}
     assert found["not_run"]["transformers"] == "no --checkpoint was given"
     assert "station is" in done.stdout
 

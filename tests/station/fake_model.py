@@ -82,11 +82,6 @@ class FakeModel:
         self.texts.append(text)
         return Trunk((), (0,) * (1 + len(self.texts)), 1)
 
-    def extend(self, trunk: Trunk, text: str) -> Trunk:
-        self._may_fail("extend")
-        self.texts.append(text)
-        return Trunk((), (*trunk.ids, 1), trunk.position + 1)
-
     def soft_rows(self, trunk: Trunk, keys: Sequence[str]) -> SoftRows:
         """One cell stands out; the next trunk is the closer look."""
         self.nearest = trunk.length + 1
@@ -116,23 +111,27 @@ class FakeModel:
             )  # fmt: skip
         return results
 
-    def score_options_of(
-        self, trunk: Trunk, keys: Sequence[str], texts: Sequence[str]
-    ) -> list[dict[str, float]]:
-        self._may_fail("score_options_of")
-        self.keys += keys
-        found = []
-        for key in keys:
+    def score_lines(
+        self,
+        trunk: Trunk,
+        lines: Mapping[str, Sequence[str]],
+        *,
+        behind: str = "",
+        floor: float = 0.0,
+    ) -> dict[str, dict[str, float]]:
+        self._may_fail("score_lines")
+        self.texts += [behind] if behind else []
+        return {key: self._odds(trunk, key, texts) for key, texts in lines.items()}
+
+    def _odds(self, trunk: Trunk, key: str, texts: Sequence[str]) -> dict[str, float]:
+        self._may_fail(key)
+        self.keys.append(key)
+        if key.rstrip(":") in self.readings:
             part, probability = self.readings[key.rstrip(":")]
             if part not in texts:
                 raise AssertionError(f"{part} is not an option")
             rest = (1.0 - probability) / (len(texts) - 1)
-            found.append({text: probability if text == part else rest for text in texts})
-        return found
-
-    def score_options(self, trunk: Trunk, key: str, texts: Sequence[str]) -> dict[str, float]:
-        self._may_fail(f"score_options {key}")
-        self.keys.append(key)
+            return {text: probability if text == part else rest for text in texts}
         pictured = tasks.IMAGE_TOKEN in self.texts[-1]
         script = {
             tasks.ANSWER_KEY: self.letter,

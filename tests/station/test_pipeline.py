@@ -206,7 +206,7 @@ def test_a_low_surface_score_fails_where_the_product_has_a_limit():
 
 @pytest.mark.parametrize(
     "failing",
-    ["trunk", "score_options_of", "extend", "score_options answer:", "score_options score:"],
+    ["trunk", "score_lines", "A:", "answer:", "score:"],
 )
 def test_a_model_that_fails_is_an_error_never_a_pass(failing):
     found = inspect(FakeModel(nuts(), fails=frozenset({failing})), BATCH, [NUT] * 3)
@@ -215,13 +215,13 @@ def test_a_model_that_fails_is_an_error_never_a_pass(failing):
 
 
 def test_a_model_that_fails_at_the_surface_is_an_error_of_every_check():
-    model = FakeModel({"A": (NUT, 0.98)}, fails=frozenset({"score_options class:"}))
+    model = FakeModel({"A": (NUT, 0.98)}, fails=frozenset({"class:"}))
     found = inspect(model, SINGLE, [NUT])
     assert found.verdict.outcome is Outcome.ERROR
     assert [check.outcome for check in found.verdict.checks[1:]] == [Outcome.ERROR] * 2
 
 
-@pytest.mark.parametrize("failing", ["trunk", "score_options class:"])
+@pytest.mark.parametrize("failing", ["trunk", "class:"])
 def test_a_model_that_fails_without_a_product_is_an_error(failing):
     model = FakeModel({"A": (NUT, 0.98)}, fails=frozenset({failing}))
     found = inspect(model, None, [NUT])

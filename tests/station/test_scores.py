@@ -11,7 +11,7 @@ import pytest
 from forge_station.checks import CERTAIN, MarksRead, defect_log_odds, violation_log_odds
 from forge_station.contract import spec
 from forge_station.contract.spec import Product, Reading
-from forge_station.contract.verdict import Alternative, PartReading
+from forge_station.contract.verdict import PartReading
 
 M8, M10, BOLT = "hex_nut M8", "hex_nut M10", "hex_bolt M8x30"
 
@@ -22,17 +22,13 @@ def score(
     seen: Mapping[str, Mapping[str, float]] | None = None,
 ) -> float:
     """`marks`: mark -> part -> probability; `seen`: the same before the size was weighed in."""
-    ranked = {
-        mark: tuple(Alternative(part, odds[part]) for part in sorted(odds, key=lambda p: -odds[p]))
-        for mark, odds in marks.items()
-    }
+    best = {mark: max(odds, key=lambda part: odds[part]) for mark, odds in marks.items()}
     parts = tuple(
-        PartReading(mark, *own[0].part.split(" "), own[0].probability)
-        for mark, own in ranked.items()
+        PartReading(mark, *part.split(" "), marks[mark][part]) for mark, part in best.items()
     )
     trunk: Any = None
     judgement = spec.evaluate(product, {p.mark: Reading(p.part, p.probability) for p in parts})
-    return violation_log_odds(MarksRead(parts, trunk, seen or marks, ranked), judgement)
+    return violation_log_odds(MarksRead(parts, trunk, seen or marks, marks), judgement)
 
 
 def batch(count: int) -> Product:

@@ -11,7 +11,7 @@ import pytest
 from forge_station.errors import ModelError
 from forge_station.vlm import grammar
 from forge_station.vlm.decode import Branch, Limits, decode
-from forge_station.vlm.options import option_probabilities
+from forge_station.vlm.options import OptionLine, option_probabilities
 from forge_station.vlm.packing import Contexts
 from forge_station.vlm.soft_grid import soft_rows
 from forge_station.vlm.text import TextCodec
@@ -103,6 +103,58 @@ def test_one_word_options_are_reported_completely_after_one_pass():
     assert sum(p for _, p in result.alternatives) == pytest.approx(1, abs=1e-6)
 
 
+def test_lines_with_other_options_share_a_pass_behind_more_text(codec):
+    language = FakeLanguage(codec.vocab_size)
+    parts = grammar.options(codec, PARTS)
+    scores = grammar.options(codec, ["0/10", "9/10", "10/10"])
+    one = grammar.options(codec, ["pin M5"])
+    more = tuple(codec.encode("B: pin M5\n"))
+    lines = [OptionLine(tuple(codec.encode(k)), g) for k, g in (("A:", parts), ("score:", scores))]
+    root = Contexts.root(len(TRUNK), len(TRUNK))
+    found = option_probabilities(
+        language.forward,
+        language.trunk(TRUNK),
+        root,
+        [*lines, OptionLine(lines[0].key, one)],
+        behind=more,
+    )
+    assert language.passes == 1
+    longer = Contexts.root(len(TRUNK) + len(more), len(TRUNK) + len(more))
+    trunk = language.trunk([*TRUNK, *more])
+    for line, together in zip(lines, found, strict=False):
+        (alone,) = option_probabilities(language.forward, trunk, longer, [line])
+        assert together == pytest.approx(alone, rel=1e-9)
+    assert found[2] == {"pin M5": 1.0}
+
+
+@pytest.mark.parametrize("floor", [1e-9, 0.02, 0.2])
+def test_a_floor_moves_no_option_by_more(codec, floor):
+    """Options that begin with less than the floor share what was left for them."""
+    language = FakeLanguage(codec.vocab_size, spread=3.0)
+    lines = [
+        OptionLine(tuple(codec.encode(key)), grammar.options(codec, PARTS)) for key in ("A:", "B:")
+    ]
+    root = Contexts.root(len(TRUNK), len(TRUNK))
+    trunk = language.trunk(TRUNK)
+    exact = option_probabilities(language.forward, trunk, root, lines)
+    cut = option_probabilities(language.forward, trunk, root, lines, floor=floor)
+    for options, full in zip(cut, exact, strict=True):
+        assert sum(options.values()) == pytest.approx(1, abs=1e-6)
+        for part, probability in full.items():
+            assert abs(options[part] - probability) <= floor
+            if probability >= floor:
+                assert options[part] == pytest.approx(probability, rel=1e-6)
+
+
+def test_a_closed_choice_point_is_not_fed(codec):
+    """With a high floor only the keys are fed: nothing is certain enough to go on."""
+    language = FakeLanguage(codec.vocab_size, spread=0.01)
+    line = OptionLine(tuple(codec.encode("A:")), grammar.options(codec, PARTS))
+    root = Contexts.root(len(TRUNK), len(TRUNK))
+    option_probabilities(language.forward, language.trunk(TRUNK), root, [line], floor=0.99)
+    assert language.passes == 1
+
+
 def test_branches_do_not_influence_each_other(codec):
     language = FakeLanguage(codec.vocab_size)
     rows, parts = grammar.columns(codec), grammar.options(codec, PARTS)
@@ -118,9 +170,8 @@ def test_options_are_scored_exactly_in_one_pass(codec):
     language = FakeLanguage(codec.vocab_size)
     parts = grammar.options(codec, PARTS)
     root = Contexts.root(len(TRUNK), len(TRUNK))
-    scored = option_probabilities(
-        language.forward, language.trunk(TRUNK), root, codec.encode, ["A:", "B:"], parts
-    )
+    lines = [OptionLine(tuple(codec.encode(key)), parts) for key in ("A:", "B:")]
+    scored = option_probabilities(language.forward, language.trunk(TRUNK), root, lines)
     assert language.passes == 1
     for key, table in zip(("A:", "B:"), scored, strict=True):
         assert sum(table.values()) == pytest.approx(1, abs=1e-5)
@@ -253,10 +304,9 @@ def test_logits_that_are_not_finite_are_an_error(codec):
     branch = Branch("A:", grammar.options(codec, PARTS))
     with pytest.raises(ModelError, match="not finite"):
         decode(broken, language.trunk(TRUNK), root, codec.encode, [branch], 1.0, Limits())
+    line = OptionLine(tuple(codec.encode("answer:")), branch.grammar)
     with pytest.raises(ModelError, match="not finite"):
-        option_probabilities(
-            broken, language.trunk(TRUNK), root, codec.encode, ["answer:"], branch.grammar
-        )
+        option_probabilities(broken, language.trunk(TRUNK), root, [line])
 
 
 def test_a_single_option_needs_no_pass(codec):

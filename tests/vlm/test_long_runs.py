@@ -24,7 +24,7 @@ def inspect(model: VisionLanguageModel) -> tuple[object, ...]:
     rows = [Branch(tasks.row_key("front", row), model.columns_grammar()) for row in range(4)]
     soft = model.soft_rows(trunk, [branch.key for branch in rows])
     return (
-        model.score_options(trunk, "A:", PARTS),
+        model.score_lines(trunk, {"A:": PARTS}),
         model.decode_branches(model.extend(trunk, "marks"), rows),
         soft.cells.tobytes(),
     )

@@ -79,7 +79,7 @@ def test_a_trunk_is_not_changed_by_what_follows_it(model, trunk):
 def test_another_picture_changes_the_answer_probabilities(model, trunk):
     text = tasks.TRUNK_OPEN + PICTURE + FACTS + tasks.ASSISTANT
     other = model.trunk([picture(7)], text)
-    ours, theirs = (model.score_options(t, "A:", PARTS) for t in (trunk, other))
+    ours, theirs = (model.score_lines(t, {"A:": PARTS})["A:"] for t in (trunk, other))
     assert max(abs(ours[part] - theirs[part]) for part in PARTS) > 1e-3
 
 
@@ -119,7 +119,7 @@ def test_scores_in_one_pass_equal_decoding(model, trunk):
         [Branch("A:", model.options_grammar(PARTS), beams=5)],
         Limits(min_alternative=0.0),
     )
-    scores = model.score_options(trunk, "A:", PARTS)
+    scores = model.score_lines(trunk, {"A:": PARTS})["A:"]
     assert sum(scores.values()) == pytest.approx(1, abs=1e-6)
     assert dict(result.alternatives) == pytest.approx(scores, abs=1e-5)
     assert result.text == max(scores, key=lambda part: scores[part])
@@ -166,8 +166,8 @@ def test_a_provider_that_is_not_there_is_an_error(bundle):
 def test_threads_do_not_change_the_answer(bundle, model, trunk):
     with VisionLanguageModel.open(bundle, threads=2, provider=CPU) as other:
         theirs = other.trunk([picture(0)], tasks.TRUNK_OPEN + PICTURE + FACTS + tasks.ASSISTANT)
-        scores = other.score_options(theirs, "A:", PARTS)
-    assert scores == pytest.approx(model.score_options(trunk, "A:", PARTS), abs=1e-5)
+        scores = other.score_lines(theirs, {"A:": PARTS})["A:"]
+    assert scores == pytest.approx(model.score_lines(trunk, {"A:": PARTS})["A:"], abs=1e-5)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a graph"])

@@ -25,17 +25,20 @@ def picture(seed: int) -> np.ndarray:
 def test_every_question_is_remembered_with_its_answers(model):
     recorder = Recorder(model)
     trunk = recorder.trunk([picture(0)], TEXT)
-    odds = recorder.score_options(trunk, "A:", ["hex_nut M8", "pin M5x20"])
+    odds = recorder.score_lines(trunk, {"A:": ["hex_nut M8", "pin M5x20"]})["A:"]
     rows = recorder.decode_branches(trunk, [Branch("front r1:", model.columns_grammar())])
-    longer = recorder.extend(trunk, "A: hex_nut M8\n" + tasks.NEXT_USER)
+    more = "A: hex_nut M8\n" + tasks.NEXT_USER
+    longer = recorder.extend(trunk, more)
     recorder.extend(trunk, "B")  # asked nothing
-    recorder.score_options(longer, "answer:", ["A", "none"])
-    first, second = recorder.questions()
+    recorder.score_lines(longer, {"answer:": ["A", "none"]})
+    recorder.score_lines(trunk, {"answer:": ["A", "none"]}, behind=more)
+    first, second, third = recorder.questions()
     assert first.text == TEXT and np.array_equal(first.images[0], picture(0))
     best = max(odds, key=lambda text: odds[text])
     assert first.lines == (Line("A:", f" {best}\n"), Line("front r1:", f" {rows[0].text}\n"))
     assert second.text == f"{TEXT}A: hex_nut M8\n{tasks.NEXT_USER}"
     assert len(second.images) == 1 and second.lines[0].key == "answer:"
+    assert third == second
     assert recorder.questions() == []
 
 

@@ -80,9 +80,14 @@ def consistent(size: Size, model: PartModel | str, tolerance: float = 1.0) -> bo
 
 def misfit(size: Size, model: PartModel | str) -> float | None:
     """Worst axis of the best rest pose, in shares of what `consistent` allows; None: unknown."""
-    rows = rest_boxes().get(model if isinstance(model, str) else model.id)
-    if rows is None:
-        return None
+    return misfits(size).get(model if isinstance(model, str) else model.id)
+
+
+def misfits(size: Size) -> dict[str, float]:
+    """`misfit` of every model whose boxes are known."""
+    boxes = rest_boxes()
+    rows = np.concatenate(list(boxes.values()))
+    starts = np.cumsum([0, *map(len, boxes.values())])[:-1]
     measured = np.array(size.box)
     low, high = rows[:, 0::2], rows[:, 1::2]
     side = _ALLOWED * size.uncertainty_mm
@@ -91,7 +96,7 @@ def misfit(size: Size, model: PartModel | str) -> float | None:
     over = (measured - high) / np.array([side, side, tall])
     under = (low - measured) / np.array([short, short, tall])
     worst = np.maximum(np.maximum(over, under), 0.0).max(axis=1)
-    return float(worst.min())
+    return dict(zip(boxes, np.minimum.reduceat(worst, starts).tolist(), strict=True))
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ trunk to the last token: no pass copies them through Python.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -272,24 +272,33 @@ class VisionLanguageModel:
         )
         return results
 
-    def score_options(
-        self, trunk: Trunk, key: str, texts: Sequence[str], *, prefix: str = " "
-    ) -> dict[str, float]:
-        """Option -> exact probability behind `key`, in one forward pass; they sum to 1."""
-        return self.score_options_of(trunk, [key], texts, prefix=prefix)[0]
+    def score_lines(
+        self,
+        trunk: Trunk,
+        lines: Mapping[str, Sequence[str]],
+        *,
+        behind: str = "",
+        floor: float = 0.0,
+    ) -> dict[str, dict[str, float]]:
+        """Answer lines, key -> options, all behind the trunk -> key -> option -> probability.
 
-    def score_options_of(
-        self, trunk: Trunk, keys: Sequence[str], texts: Sequence[str], *, prefix: str = " "
-    ) -> list[dict[str, float]]:
-        """`score_options` for several keys in the same pass."""
-        return options.option_probabilities(
+        The probabilities of a line are exact and sum to 1; one forward pass. `behind`: text to read
+        first, in the same pass. `floor`: options that begin less probably than this are not told
+        apart (`options.option_probabilities`); a few short passes instead of a long one.
+        """
+        asked = [
+            options.OptionLine(tuple(self.codec.encode_key(key)), self.options_grammar(texts))
+            for key, texts in lines.items()
+        ]
+        found = options.option_probabilities(
             self._forward,
             trunk.cache,
             Contexts.root(trunk.length, trunk.position),
-            self.codec.encode_key,
-            keys,
-            self.options_grammar(texts, prefix=prefix),
+            asked,
+            behind=tuple(self.codec.encode(behind)),
+            floor=floor,
         )
+        return dict(zip(lines, found, strict=True))
 
     def soft_rows(
         self, trunk: Trunk, keys: Sequence[str], *, prefix: str = " ", floor: float = 0.02

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,12 +92,21 @@ class Recorder(VisionLanguageModel):
             self._told.append(told)
         return longer
 
-    def score_options_of(
-        self, trunk: Trunk, keys: Sequence[str], texts: Sequence[str], *, prefix: str = " "
-    ) -> list[dict[str, float]]:
-        scored = super().score_options_of(trunk, keys, texts, prefix=prefix)
-        for key, odds in zip(keys, scored, strict=True):
-            self._note(trunk, key, prefix + max(odds, key=lambda text: odds[text]))
+    def score_lines(
+        self,
+        trunk: Trunk,
+        lines: Mapping[str, Sequence[str]],
+        *,
+        behind: str = "",
+        floor: float = 0.0,
+    ) -> dict[str, dict[str, float]]:
+        scored = super().score_lines(trunk, lines, behind=behind, floor=floor)
+        told = self._of(trunk)
+        if told is not None and behind:
+            told = _Told(trunk, told.text + behind, told.images)
+            self._told.append(told)
+        for key, odds in scored.items():
+            _note(told, key, f" {max(odds, key=lambda text: odds[text])}")
         return scored
 
     def decode_branches(
@@ -106,7 +115,7 @@ class Recorder(VisionLanguageModel):
         results = super().decode_branches(trunk, branches, limits)
         for result in results:
             if not result.overrun:
-                self._note(trunk, result.key, f" {result.text}")
+                _note(self._of(trunk), result.key, f" {result.text}")
         return results
 
     def questions(self) -> list[Question]:
@@ -117,10 +126,10 @@ class Recorder(VisionLanguageModel):
     def _of(self, trunk: Trunk) -> _Told | None:
         return next((told for told in self._told if told.trunk is trunk), None)
 
-    def _note(self, trunk: Trunk, key: str, answer: str) -> None:
-        told = self._of(trunk)
-        if told is not None:
-            told.lines.append(Line(key, f"{answer}\n"))
+
+def _note(told: _Told | None, key: str, answer: str) -> None:
+    if told is not None:
+        told.lines.append(Line(key, f"{answer}\n"))
 
 
 def save(path: Path, questions: Sequence[Question]) -> None:
