@@ -44,6 +44,9 @@ def grids_everywhere(messages: tuple[payloads.Message, ...]) -> dict[tuple[str, 
         ({"cells": [[5, 17]]}, "cell outside"),
         ({"data": "####"}, "no base64"),
         ({"data": base64.b64encode(b"\0" * 255).decode()}, "wrong size"),
+        ({"values": [[0] * 16] * 15}, "wrong size"),
+        ({"values": [[0] * 16] * 15 + [[0]]}, "no grid"),
+        ({"values": [[300] * 16] * 16}, "no grid"),
         ({"data": base64.b64encode(b"\0" * 256).decode(), "cells": [[1, 1]]}, "contradict"),
         ({}, "neither cells nor data"),
     ],
@@ -110,6 +113,20 @@ def test_verdict_of_one_part_with_inlined_grids_is_at_most_1600_bytes(
     assert len(wire(messages[0])) <= 1600
 
 
+def test_grids_as_rows_of_numbers_for_who_cannot_decode_base64() -> None:
+    record = verdict(BLOB, (), BLOB[:2]).to_dict()
+    (message,) = payloads.messages_of(record, SOURCE, grid_encoding="json")
+    views = json.loads(message.body)["grid"]["views"]
+    assert [sum(map(sum, view.get("values", []))) for view in views] == [6 * 255, 0, 2 * 255]
+    assert "data" not in views[0]
+    assert payloads.grids_of(message.body)["A", "front"] == DefectGrid.of(BLOB)
+    everything = [(row, column) for row in range(16) for column in range(16)]
+    record = verdict(*[everything] * 3).to_dict()
+    grid = payloads.grid_body(record, SOURCE, "json")
+    assert grid["encoding"] == "json-rows"
+    assert payloads.grids_of(grid)["A", "side"] == DefectGrid.of(everything)
+
+
 def test_verdict_stays_small_whatever_the_grids_are() -> None:
     everything = [(row, column) for row in range(16) for column in range(16)]
     grid, body = payloads.messages_of(
@@ -157,8 +174,11 @@ def test_fields_of_a_failed_part() -> None:
     assert body["parts"][0]["part"] == "hex_bolt M8x30"
     assert body["timings"]["decodeMs"] == 231.2
     assert body["model"]["releaseCounter"] == 3
-    assert body["grid"]["views"][0]["text"] == "r5: 6"
-    assert body["grid"]["views"][0]["cells"] == [[5, 6]]
+    assert body["type"] == "forge-station.verdict"
+    assert body["grid"]["mmPerCell"] == 0.5123
+    assert body["grid"]["views"][0] == {
+        "mark": "A", "view": "front", "cells": [[5, 6]], "originMm": [-12.34, 15.67],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from forge_station import config
 from forge_station.checks import Thresholds
 from forge_station.contract.spec import LineSpec, Product, Rules
 from forge_station.errors import ConfigError, ContractError, StationError
-from forge_station.mes.topics import MqttConfig
+from forge_station.mes.topics import FlatTopic, MqttConfig
 
 LINE = """
 line: l1
@@ -217,6 +217,7 @@ def sections() -> list[type]:
         config.ReplayScanner,
         config.Runtime,
         MqttConfig,
+        FlatTopic,
         LineSpec,
         Product,
         Rules,

@@ -2,10 +2,12 @@
 
 It knows neither outbox nor broker. The outbox adds id, stream, epoch, seq, streamSeq and bootId
 when a message is sent (`stamp.stamped`). Field names follow OPC 40100-1 (resultId, partId,
-productId, isSimulated ...); sizes and the meaning of each are in `schemas/`.
+productId, isSimulated ...) and CloudEvents (id, source, type, time); sizes and the meaning of each
+are in `schemas/`.
 
 A verdict stays small: its grids are inlined as far as they fit in `INLINE_BYTES`: in full, else
 without the base64 data (the cells say the same), else as counts, with a `grid` message before it.
+Three views with six cells each take 1,597 bytes in all, at most.
 """
 
 from __future__ import annotations
@@ -19,16 +21,20 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forge_station.contract.error import ContractError
 from forge_station.contract.grid import DefectGrid
 from forge_station.mes import schema
-from forge_station.mes.stamp import utc_now, uuid7
+from forge_station.mes.stamp import time_quality, utc_now, uuid7
+from forge_station.mes.topics import GridEncoding
 
 INLINE_BYTES = 1600
 """A verdict body with its delivery fields is not longer, unless it is so without any grid."""
-DELIVERY_BYTES = 160
-"""What the delivery fields add: 36 characters of id, two of 8, numbers, names."""
+INLINE_JSON_BYTES = 8000
+"""The same for grids as rows of numbers, which a site asks for (`mqtt.grid_encoding: json`)."""
+DELIVERY_BYTES = 145
+"""What the delivery fields add: 36 characters of id, two of 8, numbers of ten digits, names."""
 DEFECTIVE = 128
 """A byte of grid data from here on means a defective cell; the station writes 0 or 255."""
 
@@ -57,6 +63,7 @@ def messages_of(
     *,
     sw_version: str = "",
     context: Mapping[str, Any] | None = None,
+    grid_encoding: GridEncoding = "base64",
 ) -> tuple[Message, ...]:
     """The messages of one verdict (`Verdict.to_dict()`), to be put in this order.
 
@@ -64,12 +71,14 @@ def messages_of(
     it a `grid` when the grids did not fit in full. `source` is `MqttConfig.root`. Raises
     ContractError when a message would break its schema.
     """
-    body = verdict_body(verdict, source, sw_version=sw_version, context=context)
+    body = verdict_body(
+        verdict, source, sw_version=sw_version, context=context, grid_encoding=grid_encoding
+    )
     result_id = body["resultId"]
     encoded = encode(body)
     messages = [Message("verdict", result_id, encoded)]
     if "ref" in body.get("grid", {}):
-        grid = grid_body(verdict, source)
+        grid = grid_body(verdict, source, grid_encoding)
         messages.insert(0, Message("grid", body["grid"]["ref"], encode(grid)))
     return tuple(messages)
 
@@ -80,6 +89,7 @@ def verdict_body(
     *,
     sw_version: str = "",
     context: Mapping[str, Any] | None = None,
+    grid_encoding: GridEncoding = "base64",
 ) -> Json:
     """The verdict message as a dict, grids inlined as far as they fit."""
     unknown = set(context or ()) - set(CONTEXT_FIELDS)
@@ -92,9 +102,7 @@ def verdict_body(
     decisive = _decisive(verdict)
     body = _without_none(
         {
-            "schema": "verdict/1.0",
-            "source": source,
-            "time": utc_now(),
+            **envelope("verdict", source),
             "swVersion": sw_version or None,
             "resultId": verdict["result_id"],
             "partId": verdict["serial"],
@@ -121,29 +129,30 @@ def verdict_body(
     )
     grids = verdict.get("grids", ())
     levels: tuple[InlineLevel, ...] = ("full", "cells", "summary")
+    limit = INLINE_BYTES if grid_encoding == "base64" else INLINE_JSON_BYTES
     for level in levels if grids else ():
-        body["grid"] = _inline(grids, level, str(verdict["result_id"]))
-        if len(encode(body)) + DELIVERY_BYTES <= INLINE_BYTES:
+        body["grid"] = _inline(grids, level, str(verdict["result_id"]), grid_encoding)
+        if len(encode(body)) + DELIVERY_BYTES <= limit:
             break
     schema.require(body, stamped=False)
     return body
 
 
-def grid_body(verdict: Mapping[str, Any], source: str) -> Json:
+def grid_body(
+    verdict: Mapping[str, Any], source: str, grid_encoding: GridEncoding = "base64"
+) -> Json:
     """The grid message as a dict: every grid of the verdict with text, cells, data and frame."""
     body = {
-        "schema": "grid/1.0",
-        "source": source,
-        "time": utc_now(),
+        **envelope("grid", source),
         "resultId": verdict["result_id"],
         "partId": verdict["serial"],
         "rows": 16,
         "cols": 16,
         "order": "row-major",
         "origin": "top-left",
-        "encoding": "uint8-base64",
+        "encoding": "uint8-base64" if grid_encoding == "base64" else "json-rows",
         "threshold": DEFECTIVE,
-        "views": [_view(item, data=True) for item in verdict["grids"]],
+        "views": [_view(item, grid_encoding) for item in verdict["grids"]],
     }
     schema.require(body, stamped=False)
     return body
@@ -180,16 +189,13 @@ def alarm_message(
 
     `since` is when it was raised, None: now.
     """
-    now = utc_now()
     body: Json = {
-        "schema": "alarm/1.0",
-        "source": source,
-        "time": now,
+        **envelope("alarm", source),
         "code": code,
         "severity": severity,
         "active": active,
         "acked": acked,
-        "since": since or now,
+        "since": since or utc_now(),
         "text": text[:1000],
         "params": dict(params or {}),
         "instanceId": instance_id or uuid7(),
@@ -198,11 +204,31 @@ def alarm_message(
     return Message("alarm", uuid7(), encode(body))
 
 
+def audit_message(source: str, fields: Mapping[str, Any]) -> Message:
+    """What became of a command, see audit-1.0.json."""
+    body = _without_none({**envelope("audit", source), **fields})
+    schema.require(body, stamped=False)
+    return Message("audit", uuid7(), encode(body))
+
+
 def status_body(name: str, source: str, fields: Mapping[str, Any]) -> bytes:
-    """A retained status message (`conn`, `birth`, `state`, `last`) with its envelope."""
-    body = {"schema": f"{name}/1.0", "source": source, "time": utc_now(), **fields}
+    """A message past the outbox (`conn`, `birth`, `state`, `last`, `health`, `reply`), complete."""
+    body = {**envelope(name, source), **fields}
     schema.require(body)
     return encode(body)
+
+
+def envelope(name: str, source: str) -> Json:
+    """What every message of the station begins with."""
+    return _without_none(
+        {
+            "schema": f"{name}/1.0",
+            "type": f"forge-station.{name}",
+            "source": source,
+            "time": utc_now(),
+            "timeQuality": time_quality(),
+        }
+    )
 
 
 def grids_of(message: Mapping[str, Any] | bytes) -> dict[tuple[str, str], DefectGrid]:
@@ -230,7 +256,9 @@ def encode(body: Mapping[str, Any]) -> bytes:
     return text.encode()
 
 
-def _inline(grids: Sequence[Mapping[str, Any]], level: InlineLevel, result_id: str) -> Json:
+def _inline(
+    grids: Sequence[Mapping[str, Any]], level: InlineLevel, result_id: str, encoding: GridEncoding
+) -> Json:
     grid: Json = {"rows": 16, "cols": 16, "inline": level}
     if level == "summary":
         grid["ref"] = str(uuid.uuid5(uuid.NAMESPACE_URL, f"forge-station:{result_id}/grid"))
@@ -240,36 +268,38 @@ def _inline(grids: Sequence[Mapping[str, Any]], level: InlineLevel, result_id: s
     sizes: set[Any] = {item.get("mm_per_cell") for item in grids}
     if len(sizes) == 1 and None not in sizes:
         grid["mmPerCell"] = round(sizes.pop(), 4)
-    views = [_view(item, data=level == "full") for item in grids]
+    views = [_view(item, encoding if level == "full" and item["cells"] else None) for item in grids]
     for view in views:
+        if "mmPerCell" in grid:
+            del view["mmPerCell"]
         if level == "cells" or not view["cells"]:
-            for key in ("mmPerCell", "originMm", "data"):
-                view.pop(key, None)
-        if not view["cells"]:
-            view.pop("text")
+            del view["text"]  # the cells say the same
     return {**grid, "views": views}
 
 
-def _view(grid: Mapping[str, Any], *, data: bool) -> Json:
+def _view(grid: Mapping[str, Any], encoding: GridEncoding | None) -> Json:
+    """One view of a grid or verdict message; `encoding` None: without the whole grid."""
     cells = [[row + 1, column + 1] for row, column in grid["cells"]]
+    found = _array(cells)
     return _without_none(
         {
             "mark": grid["mark"],
             "view": grid["view"],
             "text": grid["text"],
             "cells": cells,
-            "data": base64.b64encode(_bytes(cells)).decode() if data else None,
+            "data": base64.b64encode(found.tobytes()).decode() if encoding == "base64" else None,
+            "values": found.tolist() if encoding == "json" else None,
             "mmPerCell": _rounded(grid.get("mm_per_cell"), 4),
-            "originMm": _rounded_all(grid.get("origin_mm"), 3),
+            "originMm": _rounded_all(grid.get("origin_mm"), 2),
         }
     )
 
 
-def _bytes(cells: Sequence[Sequence[int]]) -> bytes:
+def _array(cells: Sequence[Sequence[int]]) -> NDArray[np.uint8]:
     data = np.zeros((16, 16), np.uint8)
     for row, column in cells:
         data[row - 1, column - 1] = 255
-    return data.tobytes()
+    return data
 
 
 def _grid(view: Mapping[str, Any]) -> DefectGrid:
@@ -278,21 +308,34 @@ def _grid(view: Mapping[str, Any]) -> DefectGrid:
     of_cells = None
     if cells is not None:
         of_cells = DefectGrid.of((row - 1, column - 1) for row, column, *_ in cells)
-    data = view.get("data")
+    data = _values(view, which)
     if data is None:
         if of_cells is None:
             raise ContractError("neither cells nor data", which=which)
         return of_cells
-    try:
-        raw = base64.b64decode(data, validate=True)
-    except binascii.Error as error:
-        raise ContractError("the data is no base64", which=which, got=error) from error
-    if len(raw) != 256:
-        raise ContractError("data of a wrong size", which=which, expected="256 bytes", got=len(raw))
-    grid = DefectGrid(np.frombuffer(raw, np.uint8).reshape(16, 16) >= DEFECTIVE)
+    grid = DefectGrid(data >= DEFECTIVE)
     if of_cells is not None and of_cells != grid:
         raise ContractError("cells and data contradict each other", which=which)
     return grid
+
+
+def _values(view: Mapping[str, Any], which: str) -> NDArray[np.uint8] | None:
+    """The 16 x 16 cell values of a view, None when it only lists or counts cells."""
+    data, rows = view.get("data"), view.get("values")
+    if data is None and rows is None:
+        return None
+    try:
+        raw = base64.b64decode(data, validate=True) if data is not None else None
+        found = np.frombuffer(raw, np.uint8) if raw is not None else np.array(rows, np.uint8)
+    except binascii.Error as error:
+        raise ContractError("the data is no base64", which=which, got=error) from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ContractError("the values are no grid", which=which, got=error) from error
+    if found.size != 256:
+        raise ContractError(
+            "data of a wrong size", which=which, expected="256 bytes", got=found.size
+        )
+    return found.reshape(16, 16)
 
 
 def _decisive(verdict: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from forge_station.contract.error import ContractError, Fault
 DELIVERY = "delivery-1.0.json"
 """The part of the schema that a message meets only once the outbox has stamped it."""
 
-_ANNOTATIONS = frozenset({"$schema", "$id", "$defs", "title", "description"})
+_ANNOTATIONS = frozenset({"$schema", "$id", "$defs", "title", "description", "x-opc"})
 _CHECKED = frozenset(
     {"$ref", "allOf", "type", "enum", "const", "pattern", "minLength", "maxLength", "minimum",
      "maximum", "required", "properties", "items", "minItems", "maxItems"}
@@ -34,6 +34,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
+@cache
 def names() -> tuple[str, ...]:
     """The schema files, `verdict-1.0.json` and so on."""
     folder = resources.files(__package__) / "schemas"

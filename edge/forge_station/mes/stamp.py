@@ -1,4 +1,4 @@
-"""Ids and times of messages: UUIDv7, RFC 3339, and the delivery fields stamped on a stored body.
+"""Ids and times of messages: UUIDv7, RFC 3339, the clock's quality; stamps a stored body.
 
 It does not know what the body says.
 """
@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 import time
 import uuid
 from datetime import datetime, timezone
+from typing import Literal
+
+from forge_station.mes import machine
+
+TimeQuality = Literal["synced", "holdover", "unsynced"]
+_synced_once = threading.Event()
 
 
 def uuid7() -> str:
@@ -24,6 +31,17 @@ def utc_now() -> str:
     """RFC 3339, UTC, with milliseconds."""
     now = datetime.now(timezone.utc)
     return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def time_quality() -> TimeQuality | None:
+    """Of the clock now. holdover: it was synchronised earlier in the life of this process."""
+    found = machine.clock()
+    if found is None:
+        return None
+    if found.synced:
+        _synced_once.set()
+        return "synced"
+    return "holdover" if _synced_once.is_set() else "unsynced"
 
 
 def stamped(body: bytes, **fields: str | int) -> bytes:
