@@ -160,6 +160,14 @@ class Scanner(Protocol):
     def close(self) -> None: ...
 
 
+def white_and_black(pattern: PatternSpec) -> tuple[int, int]:
+    """Numbers of the images under full light and without light."""
+    if pattern.kind == "gray_phase":
+        return 0, 1
+    first = 2 * (pattern.column_bits + pattern.row_bits)
+    return first, first + 1
+
+
 def assemble(
     frames: Sequence[Frame], exposures: tuple[float, ...], calibration: Calibration, name: str
 ) -> PatternStack:

@@ -1,0 +1,1 @@
+"""Camera drivers of this package, one module each; see `capture.camera`."""
