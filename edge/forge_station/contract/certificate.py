@@ -11,6 +11,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cached_property
 from typing import Annotated, Literal
 
 from forge_station.contract import binomial, record
@@ -158,7 +159,7 @@ class Certificate:
             if named != claimed and (shown := ", ".join(sorted(claimed)))
         ]
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Digest of the canonical form: names the certificate."""
         return hashlib.sha256(canonical(self)).hexdigest()

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from forge_station.contract import CONTRACT_VERSION, record, tasks
@@ -144,7 +145,7 @@ class Manifest:
         if faults:
             raise ContractError("the manifest is not valid", which=self.name, faults=faults)
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Digest of the canonical manifest: names the bundle, since it holds all file digests."""
         return hashlib.sha256(self.to_json()).hexdigest()
