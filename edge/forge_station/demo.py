@@ -35,7 +35,7 @@ def run(config: StationConfig, count: int, out: TextIO = sys.stdout, *, store: b
         print(inspector.permit.text, file=out)
         line.warm_up()
         done = []
-        first = 1 + station.outbox.last_seq("verdict")
+        first = 1 + station.outbox.last_number("verdict")
         for part in station.run(line.triggers(count, first)):
             done.append(part)
             truth = line.trays.get(part.trigger.serial)

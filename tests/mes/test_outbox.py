@@ -105,7 +105,7 @@ def test_answered_rows_are_not_fetched_again_even_before_the_answer_is_on_disk(
     assert [row.seq for row in outbox.fetch("verdict", 0, 9)] == [second, fourth]
     counts = outbox.counts()
     assert (counts.pending, counts.acked, counts.dead) == (2, 1, 1)
-    assert wait_for(lambda: not outbox._marks)
+    assert wait_for(lambda: not outbox._writer.marks)
     counts = outbox.counts()
     assert (counts.pending, counts.acked, counts.dead) == (2, 1, 1)
     assert [row.tries for row in outbox.fetch("verdict", 0, 9)] == [1, 0]
@@ -121,14 +121,15 @@ def test_dead_letters_keep_body_and_reason_and_can_be_sent_again(outbox: Outbox)
     before = outbox.rewinds
     assert outbox.requeue_dead() == 1
     assert outbox.rewinds > before
-    assert [row.seq for row in outbox.fetch("verdict", 0, 9)] == [seq]
+    (row,) = outbox.fetch("verdict", 0, 9)
+    assert (row.id, row.seq, row.stream_seq) == (letter.id, seq + 1, 2)  # 1 may be given up
     assert outbox.counts().dead == 0
 
 
 def test_recently_confirmed_rows_can_be_sent_again(outbox: Outbox) -> None:
     old, recent = put(outbox, 2)
     outbox.mark(old, "acked", 0)
-    assert wait_for(lambda: not outbox._marks)
+    assert wait_for(lambda: not outbox._writer.marks)
     time.sleep(0.3)
     outbox.mark(recent, "acked", 0)
     assert outbox.resend_recent(0.2) == 1
@@ -151,7 +152,7 @@ def test_state_survives_reopening(tmp_path: Path) -> None:
         assert (outbox.epoch, outbox.previous_shutdown) == (epoch, "clean")
         assert outbox.boot_id != boot_id
         assert outbox.fetch("verdict", 0, 9)[0].boot_id == boot_id
-        assert outbox.last_seq("verdict") >= third
+        assert outbox.last_number("verdict") == third
         assert put(outbox, 1) == [third + 1]
 
 
@@ -244,7 +245,7 @@ def test_listeners_hear_of_new_rows_only(outbox: Outbox) -> None:
     assert wait_for(lambda: len(heard) == 1)
     outbox.put("verdict", TOPIC, BODY, id="r1")
     outbox.mark(1, "acked", 0)
-    assert wait_for(lambda: not outbox._marks)
+    assert wait_for(lambda: not outbox._writer.marks)
     remove()
     put(outbox, 1)
     assert len(heard) == 1
@@ -295,9 +296,9 @@ def test_confirmed_rows_past_their_time_are_deleted(tmp_path: Path) -> None:
     with Outbox(tmp_path / "outbox.db", keep_acked_s=0.05, ballast_bytes=0) as outbox:
         for seq in put(outbox, 150)[:-1]:
             outbox.mark(seq, "acked", 0)
-        assert wait_for(lambda: not outbox._marks)
+        assert wait_for(lambda: not outbox._writer.marks)
         time.sleep(0.1)
-        outbox._maintain()
+        outbox._writer.maintain()
         assert raw(outbox.path, "select count(*) from outbox") == [(1,)]
         assert (outbox.counts().pending, outbox.counts().acked) == (1, 0)
 
@@ -351,7 +352,7 @@ def test_confirmations_wait_on_a_full_disk_and_are_not_sent_again(small_disk: Pa
         time.sleep(0.2)
         assert not set(committed) & {row.seq for row in outbox.fetch("verdict", 0, 9999)}
         hog.unlink()
-        assert wait_for(lambda: not outbox._marks)
+        assert wait_for(lambda: not outbox._writer.marks)
         assert outbox.counts().acked == 100
 
 
@@ -364,7 +365,7 @@ def test_ballast_lets_a_full_disk_be_relieved_by_confirmations(small_disk: Path)
             put_without_end(outbox, committed)
         for seq in committed:
             outbox.mark(seq, "acked", 0)
-        assert wait_for(lambda: not outbox._marks)
+        assert wait_for(lambda: not outbox._writer.marks)
         assert not (small_disk / "outbox.db.ballast").exists()
         following = [outbox.put("verdict", TOPIC, b"x" * 1500) for _ in range(50)]
         assert [row.seq for row in outbox.fetch("verdict", 0, 9999)] == following

@@ -234,7 +234,10 @@ def test_dead_letters_put_back_are_sent_by_the_running_publisher(outbox: Outbox)
         broker.answer = lambda _: 0
         outbox.requeue_dead()
         assert running.drain(5.0)
-    assert seqs(broker.events()) == sent + sent
+    assert len(set(seqs(broker.events()))) == 2 * len(sent)  # new numbers ...
+    assert (
+        len({json.loads(item.body)["id"] for item in broker.events() if b'"n"' in item.body}) == 3
+    )
     assert outbox.counts().dead == 0
 
 
@@ -294,7 +297,7 @@ def test_broker_without_memory_gets_what_it_had_confirmed_last_again(outbox: Out
     sent = put(outbox, 5)
     with publisher(outbox, broker) as running:
         assert running.drain(5.0)
-        assert wait_for(lambda: not outbox._marks)
+        assert wait_for(lambda: not outbox._writer.marks)
         broker.session_present = False
         ended = time.monotonic()
         broker.sessions[0].emit(Down(None, "broker died"))

@@ -24,7 +24,7 @@ class Rows(Protocol):
     @property
     def rewinds(self) -> int: ...
     def streams(self) -> tuple[str, ...]: ...
-    def last_seq(self, stream: str) -> int: ...
+    def last_number(self, stream: str) -> int: ...
     def fetch(self, stream: str, after: int, limit: int) -> list[Row]: ...
 
 
@@ -112,14 +112,14 @@ class Backlog:
         if lane.probing and lane.in_flight:
             return None
         if not lane.rows:
-            last = self._rows.last_seq(stream)
+            last = self._rows.last_number(stream)
             if lane.cursor >= last:
                 return None
             lane.rows.extend(self._rows.fetch(stream, lane.cursor, FETCH_ROWS))
             if not lane.rows:
                 lane.cursor = last
                 return None
-            lane.cursor = lane.rows[-1].seq
+            lane.cursor = lane.rows[-1].stream_seq
         return lane.rows.popleft()
 
     def _rank(self, stream: str) -> int:

@@ -1,6 +1,6 @@
-"""The SQLite file of the outbox: tables, lock, opening, check, quarantine, ballast; its rows.
+"""The SQLite file of the outbox: tables, lock, opening, check, quarantine, room on the disk.
 
-It does not read or write rows; `outbox` does.
+It does not read or write rows; `outbox_rows` does.
 """
 
 from __future__ import annotations
@@ -17,14 +17,22 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from forge_station.errors import OutboxError
+from forge_station.mes import outbox_recovery
 
 log = logging.getLogger(__name__)
 
 PAGE_BYTES = 4096
-VERSION = 1
+VERSION = 2
 """Of the tables, kept as SQLite's user_version."""
 CHECK_LIMIT_S = 2.0
 """A large file is checked for this long at the start, then used."""
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "lustre", "ncpfs", "nfs", "nfs4",
+     "ocfs2", "smb2", "smb3", "smbfs"}
+)  # fmt: skip
+NETWORK_FUSE = ("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.rclone", "fuse.s3", "fuse.smb")
+FLOOR_SHARE = 16
+"""The free-space floor is at most this part of the disk: small disks have a small one."""
 
 _TABLES = """
 begin immediate;
@@ -36,7 +44,9 @@ create table if not exists outbox(
     created_utc text not null, created_mono real not null, boot_id text not null,
     state text not null default 'pending', tries integer not null default 0,
     last_reason integer, acked_utc real);
-create index if not exists pending_rows on outbox(stream, seq) where state = 'pending';
+create index if not exists numbers on outbox(stream, stream_seq);
+create index if not exists pending_numbers on outbox(stream, stream_seq) where state = 'pending';
+drop index if exists pending_rows;
 create index if not exists acked_rows on outbox(acked_utc) where state = 'acked';
 create table if not exists dead(
     seq integer primary key, id text not null unique, stream text not null,
@@ -59,52 +69,21 @@ class OutboxInUse(OutboxError):
     code = "OUTBOX_IN_USE"
 
 
-@dataclass(frozen=True)
-class Row:
-    """One message to send. `seq` is unique in the station, `stream_seq` counts 1, 2, 3 without
-    holes inside its stream, so that a consumer of one stream sees what it missed."""
-
-    seq: int
-    id: str
-    stream: str
-    stream_seq: int
-    topic: str
-    body: bytes
-    created_utc: str
-    boot_id: str
-    tries: int
-    """Times that the broker has answered."""
-
-
-@dataclass(frozen=True)
-class DeadLetter:
-    """A row that the broker refused for good, with the MQTT reason code."""
-
-    seq: int
-    id: str
-    stream: str
-    topic: str
-    body: bytes
-    reason: int | None
-    tries: int
-    died_utc: str
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Rows to send, rows confirmed and still kept, rows refused; size and age of the backlog."""
-
-    pending: int
-    acked: int
-    dead: int
-    bytes: int
-    """Of the database file with its write-ahead log."""
-    oldest_pending_utc: str | None
-
-
 def take_lock(path: Path) -> int:
-    """A file descriptor that holds the lock until it is closed or the process dies."""
+    """A file descriptor that holds the lock until it is closed or the process dies.
+
+    Raises OutboxError on a network file system: locks and flushes cannot be relied on there.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    kind = file_system_of(path.parent, _mounts())
+    if kind in NETWORK_FILE_SYSTEMS or kind.startswith(NETWORK_FUSE):
+        raise OutboxError(
+            "the outbox must not lie on a network file system",
+            which=path,
+            expected="a local disk",
+            got=kind,
+            action="set `outbox` in the station file to a folder of a local disk",
+        )
     handle = os.open(_beside(path, ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,16 +99,18 @@ def take_lock(path: Path) -> int:
 
 @dataclass(frozen=True)
 class Opened:
-    """The writer's connection; where a damaged file was moved to, if there was one."""
+    """The writer's connection; where a damaged file was moved to, if there was one, and how many
+    rows of it that were not yet delivered are now dead letters."""
 
     db: sqlite3.Connection
-    quarantined: Path | None
+    quarantined: Path | None = None
+    recovered: int = 0
 
 
 def open_file(path: Path, max_pages: int) -> Opened:
     """Open or create the file. A damaged one is moved aside, never deleted, and a new one begun."""
     try:
-        return Opened(_open(path, max_pages), None)
+        return Opened(_open(path, max_pages))
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError) or not path.exists():
             raise
@@ -140,7 +121,8 @@ def open_file(path: Path, max_pages: int) -> Opened:
             if source.exists():
                 source.rename(_beside(aside, suffix))
         log.error("outbox %s is damaged (%s): moved to %s, a new one is begun", path, error, aside)
-        return Opened(_open(path, max_pages), aside)
+        db = _open(path, max_pages)
+        return Opened(db, aside, outbox_recovery.recover(aside, db))
 
 
 def connect(path: Path, max_pages: int) -> sqlite3.Connection:
@@ -155,6 +137,16 @@ def connect(path: Path, max_pages: int) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def close(db: sqlite3.Connection, path: Path, *, clean: bool) -> None:
+    """Close the writer's connection; `clean` is noted for the next start."""
+    try:
+        if clean:
+            db.execute("update meta set value = '1' where key = 'clean'")
+        db.close()
+    except sqlite3.Error as error:
+        log.warning("outbox %s: not closed cleanly: %s", path, error)
 
 
 def size_bytes(path: Path) -> int:
@@ -184,6 +176,36 @@ def translated(error: sqlite3.Error, path: Path) -> OutboxError:
     return OutboxError(
         "the outbox cannot be written", which=path, got=text, action="check the disk"
     )
+
+
+def file_system_of(folder: Path, mounts: str) -> str:
+    """The type of the file system that the folder is on; `mounts` is /proc/self/mounts."""
+    place = str(folder.resolve())
+    best, kind = "", "unknown"
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = fields[1].replace("\\040", " ")
+        inside = place == point or place.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind
+
+
+def below_floor(path: Path, min_free_bytes: int) -> bool:
+    """Whether the disk has less free than the floor: then the file must not grow."""
+    if not min_free_bytes:
+        return False
+    usage = shutil.disk_usage(path.parent)
+    return usage.free < min(min_free_bytes, usage.total // FLOOR_SHARE)
+
+
+def pages(db: sqlite3.Connection) -> tuple[int, int]:
+    """Pages of the file, and how many of them are in use."""
+    (count,) = db.execute("pragma page_count").fetchone()
+    (free,) = db.execute("pragma freelist_count").fetchone()
+    return int(count), int(count) - int(free)
 
 
 class Ballast:
@@ -261,6 +283,13 @@ def _quick_check(db: sqlite3.Connection) -> None:
         log.info("outbox: the file is large, it was checked in part only")
     finally:
         db.set_progress_handler(None, 0)
+
+
+def _mounts() -> str:
+    try:
+        return Path("/proc/self/mounts").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _beside(path: Path, suffix: str) -> Path:
