@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from forge_station import bench, demo, offline, version
+from forge_station.capture import patterns
 from forge_station.config import load_station
 from forge_station.errors import StationError
 from forge_station.mes import listen
@@ -90,6 +91,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--idle", type=float, metavar="SECONDS", help="stop when nothing came for so long"
     )
     command.set_defaults(run=_listen)
+
+    command = commands.add_parser(
+        "patterns",
+        help="write the pattern images for a projector",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    patterns.add_arguments(command)
 
     command = commands.add_parser(
         "bench",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from forge_station.capture import base, structured_light
+from forge_station.capture import base, patterns, structured_light
 from forge_station.capture.base import PatternStack
 from forge_station.capture.calibration import Calibration, Optics, PatternSpec
 from forge_station.capture.triangulation import without_flying_points
@@ -82,9 +82,7 @@ def seen(
     )
     uv = calibration.projector.project(in_projector[:, :3]) - calibration.pixel_centre
     images = []
-    for axis, profile in structured_light.profiles(
-        calibration.pattern, calibration.projector.image_size
-    ):
+    for axis, profile in patterns.profiles(calibration.pattern, calibration.projector.image_size):
         where = uv[:, axis]
         if calibration.pattern.kind == "gray_pairs":
             where = np.round(where)
@@ -289,15 +287,15 @@ def test_decode_all_names_the_missing_calibration() -> None:
 
 def test_too_few_bits_for_the_projector_are_refused() -> None:
     with pytest.raises(CalibrationError, match="5 bits x 8 px reach 256 px, projector has 500"):
-        structured_light.patterns(PatternSpec(column_bits=5), (500, 400))
+        patterns.images(PatternSpec(column_bits=5), (500, 400))
 
 
 def test_patterns_change_one_gray_bit_at_a_time_and_pairs_are_inverse() -> None:
-    images = structured_light.patterns(PHASE, (500, 20))
+    images = patterns.images(PHASE, (500, 20))
     assert images.shape == (16, 20, 500)
     bits = images[2:8, 0, 4::8] > 127
     assert (np.diff(bits.astype(int), axis=1) != 0).sum(axis=0).max() == 1
-    pairs = structured_light.patterns(PAIRS, (500, 400))
+    pairs = patterns.images(PAIRS, (500, 400))
     assert pairs.shape == (38, 400, 500)
     assert (pairs[0:36:2] == 255 - pairs[1:36:2]).all()
     assert (pairs[-2] == 255).all()

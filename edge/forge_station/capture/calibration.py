@@ -31,7 +31,8 @@ class PatternSpec:
     gray_phase: white, black, `column_bits` Gray bits (MSB first) of the HALF-period index, `steps`
     phase-shifted cosines. gray_pairs: for each Gray bit (column bits, then row bits, MSB first) the
     pattern and its inverse, then white, black. `code_step` is the number of projector pixels per
-    code (gray_pairs) or per pattern pixel (gray_phase).
+    code (gray_pairs) or per pattern pixel (gray_phase). `white_last`: white once more at the very
+    end, to see whether anything moved.
     """
 
     kind: str = "gray_phase"
@@ -41,13 +42,15 @@ class PatternSpec:
     column_bits: int = 7
     row_bits: int = 0
     code_step: int = 1
+    white_last: bool = False
 
     @property
     def image_count(self) -> int:
         """Images per exposure."""
+        again = int(self.white_last)
         if self.kind == "gray_phase":
-            return 2 + self.column_bits + self.steps
-        return 2 * (self.column_bits + self.row_bits) + 2
+            return 2 + self.column_bits + self.steps + again
+        return 2 * (self.column_bits + self.row_bits) + 2 + again
 
     @property
     def digest(self) -> str:
@@ -209,6 +212,8 @@ def to_dict(calibration: Calibration) -> dict[str, Any]:
 
 
 def _pattern_dict(spec: PatternSpec) -> dict[str, Any]:
+    # Left out where it is off: files and digests of before know nothing of it.
+    again = {"white_last": True} if spec.white_last else {}
     return {
         "kind": spec.kind,
         "axis": spec.axis,
@@ -217,6 +222,7 @@ def _pattern_dict(spec: PatternSpec) -> dict[str, Any]:
         "column_bits": spec.column_bits,
         "row_bits": spec.row_bits,
         "code_step": spec.code_step,
+        **again,
     }
 
 

@@ -293,10 +293,13 @@ class _Reader:
                 values[key] = self._checked(raw.pop(key), f"pattern.{key}", kind)
             else:
                 self.problems.append(f"pattern.{key}: missing")
+        again = raw.pop("white_last", False)
+        if not isinstance(again, bool):
+            self.problems.append(f"pattern.white_last: expected true or false, got {again!r}")
         self.problems += [f"pattern.{k}: unknown key" for k in raw]
         if len(values) < 7 or None in values.values():
             return None
-        spec = PatternSpec(**values)
+        spec = PatternSpec(**values, white_last=again is True)
         self.problems += spec.problems()
         return spec
 

@@ -1,9 +1,9 @@
-"""Pattern images for the projector, and a pattern stack with its calibration -> organised scan.
-numpy only.
+"""A pattern stack and its calibration -> organised scan. numpy only.
 
 Does not know cameras or files. Two codes: Gray code of the half period plus phase shift
-(sub-pixel), and integer Gray code with inverse pairs, columns or columns and rows. Column
-coordinates are projector pixel indices (centre of pixel 0 is 0).
+(sub-pixel), and integer Gray code with inverse pairs, columns or columns and rows; what the images
+look like is in `capture.patterns`. Column coordinates are projector pixel indices (centre of pixel
+0 is 0).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from forge_station.capture import base
 from forge_station.capture.base import PatternStack, Scan, ScanQuality
 from forge_station.capture.calibration import Calibration, PatternSpec
 from forge_station.capture.plausibility import (
-    refuse_bad_spec,
     refuse_mismatch,
     refuse_points_off_the_tray,
     refuse_wrong_code_step,
@@ -56,50 +55,6 @@ class Limits:
     jump: float = 2.7
     support: int = 5
     gate_px: float = 2.0
-
-
-def profiles(
-    spec: PatternSpec, projector_size: tuple[int, int]
-) -> list[tuple[int, NDArray[np.float64]]]:
-    """One (axis, intensity 0..1 along that axis) per image.
-
-    Axis 0 varies with the column, 1 with the row.
-    """
-    refuse_bad_spec(spec, projector_size)
-    width, height = projector_size
-    x = np.arange(width)
-    white, black = (0, np.ones(width)), (0, np.zeros(width))
-    if spec.kind == "gray_phase":
-        column = x // spec.code_step
-        index = (column // (spec.period_px / 2)).astype(np.int64)
-        gray = index ^ (index >> 1)
-        bits = [(0, ((gray >> b) & 1).astype(float)) for b in reversed(range(spec.column_bits))]
-        phase = 2 * np.pi * (column + 0.5) / spec.period_px
-        shifts = [
-            (0, 0.5 + 0.5 * np.cos(phase - 2 * np.pi * k / spec.steps)) for k in range(spec.steps)
-        ]
-        return [white, black, *bits, *shifts]
-    images: list[tuple[int, NDArray[np.float64]]] = []
-    for axis, length, bit_count in ((0, width, spec.column_bits), (1, height, spec.row_bits)):
-        code = np.arange(length) // spec.code_step
-        gray = code ^ (code >> 1)
-        for b in reversed(range(bit_count)):
-            bit = ((gray >> b) & 1).astype(float)
-            images += [(axis, bit), (axis, 1 - bit)]
-    return [*images, white, black]
-
-
-def patterns(spec: PatternSpec, projector_size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Images for the projector, uint8 [N, height, width].
-
-    Linear in light: the projector must not apply a gamma.
-    """
-    width, height = projector_size
-    out = np.empty((spec.image_count, height, width), np.uint8)
-    for image, (axis, profile) in zip(out, profiles(spec, projector_size), strict=True):
-        values = np.round(profile * 255).astype(np.uint8)
-        image[:] = values[None, :] if axis == 0 else values[:, None]
-    return out
 
 
 def decode(stack: PatternStack, calibration: Calibration, limits: Limits | None = None) -> Scan:
@@ -260,7 +215,8 @@ def _decode_gray_phase(
     k = np.arange(spec.steps)
     turn = 2 * np.pi * k / spec.steps
     kernel = np.stack([np.cos(turn), np.sin(turn), np.ones(spec.steps)]).astype(np.float32)
-    shifted = images[2 + spec.column_bits :].reshape(spec.steps, -1).astype(np.float32)
+    first = 2 + spec.column_bits
+    shifted = images[first : first + spec.steps].reshape(spec.steps, -1).astype(np.float32)
     cosine, sine, total = (kernel @ shifted).reshape(3, *white.shape)
     modulation = np.sqrt(cosine * cosine + sine * sine) * np.float32(2 / spec.steps)
     dark |= modulation <= limits.modulation
@@ -300,7 +256,8 @@ def _decode_gray_pairs(
 
     A pixel whose pair differs too little has no code.
     """
-    white, black = images[-2], images[-1]
+    first = 2 * (spec.column_bits + spec.row_bits)
+    white, black = images[first], images[first + 1]
     dark = white.astype(np.int16) - black <= limits.pair_white_minus_black
     weak = np.zeros(white.shape, np.bool_)
     least = np.full(white.shape, 255, np.uint8)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from forge_station.capture.base import PatternStack
 from forge_station.capture.calibration import Calibration, Optics, PatternSpec
-from forge_station.capture.structured_light import profiles
+from forge_station.capture.patterns import profiles
 from forge_station.errors import CaptureError
 from forge_station.sim import raster
 
@@ -217,12 +217,14 @@ def simulate(
     surfaces: Surface | Sequence[Surface] = Surface(),
     tray: Surface = TRAY_SURFACE,
     sensor: Sensor = Sensor(),
+    print_on_tray: NDArray[np.float32] | None = None,
 ) -> PatternStack:
     """Images that the head at `calibration` would take of parts lying on the tray (tray frame, mm).
 
     The true pose differs from the calibrated one by `registration` = (mm, degrees), one sigma per
     axis; None means 0.04 mm x (range / 385 mm) and 0.03 degrees. `surfaces`: one for all parts or
-    one per mesh.
+    one per mesh. `print_on_tray` float32 [H, W] of the camera image multiplies the tray's albedo
+    (see sim.board); it is not shifted by `registration`.
     """
     parts = list(meshes) if isinstance(meshes, Sequence) else [meshes]
     scene = _scene(parts, surfaces, tray)
@@ -273,6 +275,10 @@ def simulate(
         column,
         row,
     )
+    if print_on_tray is not None:
+        factor = np.where(view.face_index == TRAY_FACE, print_on_tray, np.float32(1))
+        gain *= factor
+        ambient *= factor
     table, axes = _projected(calibration.pattern, projector.image_size, sensor.projector_blur_px)
     images = np.empty((len(exposures), len(axes), *shape), np.uint8)
     noise = _noise_table(width * height)
@@ -300,6 +306,17 @@ def simulate(
         name=calibration.name,
         meta={"source": "simulated"},
     )
+
+
+def on_tray(calibration: Calibration) -> tuple[Float, Float]:
+    """x and y mm, tray frame, where the rays of the camera's pixels meet the tray; [H, W] each."""
+    pose = calibration.tray_from_camera
+    if pose is None:
+        raise CaptureError(f"on_tray: calibration {calibration.name} has no tray_from_camera")
+    ray_x, ray_y = _rays(calibration.camera, calibration.pixel_centre)
+    x, y, z = (pose[k, 0] * ray_x + pose[k, 1] * ray_y + pose[k, 2] for k in range(3))
+    depth = -pose[2, 3] / z
+    return pose[0, 3] + depth * x, pose[1, 3] + depth * y
 
 
 def true_depth(
@@ -436,7 +453,7 @@ def _true_pose(
     )
     turn = rng.normal(size=3) * math.radians(turn_deg)
     error = np.eye(4)
-    error[:3, :3] = _rotation(turn)
+    error[:3, :3] = rotation(turn)
     error[:3, 3] = rng.normal(size=3) * shift_mm
     return error @ pose
 
@@ -445,7 +462,7 @@ def _inverse(matrix: Float) -> Float:
     return np.asarray(np.linalg.inv(matrix), np.float64)
 
 
-def _rotation(vector: Float) -> Float:
+def rotation(vector: Float) -> Float:
     """Rodrigues: axis times angle (radians) -> matrix."""
     angle = float(np.linalg.norm(vector))
     if angle < 1e-12:
