@@ -49,11 +49,17 @@ def load(name: str) -> dict[str, Any]:
     return content
 
 
-def faults(message: object, name: str, *, stamped: bool = True) -> tuple[Fault, ...]:
-    """All that is wrong with a message. `stamped` False: the outbox has yet to add its fields."""
+def faults(
+    message: object, name: str, *, stamped: bool = True, part: str | None = None
+) -> tuple[Fault, ...]:
+    """All that is wrong with a message. `stamped` False: the outbox has yet to add its fields.
+
+    `part` names a definition inside the schema that the value is held against instead.
+    """
     found: list[Fault] = []
     schema = load(name)
-    _check(message, schema, schema, "", found, stamped)
+    rules = schema if part is None else schema["$defs"][part]
+    _check(message, rules, schema, "", found, stamped)
     return tuple(found)
 
 
