@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
@@ -71,6 +71,8 @@ class Listener:
         self._subscribed = threading.Event()
         self._refusal: str | None = None
         self._client: mqtt.Client | None = None
+        self.subscriptions = 0
+        """Times that the subscription was granted: once a connection."""
 
     def __enter__(self) -> Listener:
         self.start()
@@ -129,6 +131,20 @@ class Listener:
             if self._repeats or received.flow is None or not received.flow.duplicate:
                 return received
 
+    def arrived(self, timeout_s: float) -> tuple[str, bytes, bool] | None:
+        """The next message as topic, body, retained; neither read nor followed."""
+        try:
+            return self._arrived.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return None
+
+    def publish(self, topic: str, body: bytes, *, retain: bool = False) -> bool:
+        """Send a message, QoS 1; False when there is no connection, then it is not kept."""
+        client = self._client
+        if client is None or not client.is_connected():
+            return False
+        return client.publish(topic, body, 1, retain).rc == MQTTErrorCode.MQTT_ERR_SUCCESS
+
     def messages(self, idle_s: float) -> Iterator[Received]:
         """Messages until none came for `idle_s`."""
         while (received := self.next(idle_s)) is not None:
@@ -166,6 +182,7 @@ class Listener:
         ) -> None:
             refused = [str(item) for item in reasons if item.is_failure]
             self._refusal = ", ".join(refused) or None
+            self.subscriptions += not refused
             self._subscribed.set()
 
         def on_message(_: mqtt.Client, __: Any, message: mqtt.MQTTMessage) -> None:

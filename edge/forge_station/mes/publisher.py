@@ -3,7 +3,8 @@
 It knows the outbox and the link, not paho and not SQLite, nor what a verdict is.
 
 One thread does everything: it connects, keeps at most a window of messages on their way, matches
-the broker's answers and tells the outbox. A row leaves the backlog only on PUBACK with reason 0.
+the broker's answers and tells the outbox. At level 1 a row is delivered on PUBACK with reason 0; at
+level 2 (`mqtt.receipts`) on a receipt of the consumer, and nothing is sent while that one is away.
 * 0x10, no matching subscribers: nobody got it. It stays; its stream waits, then asks with one row.
 * 0x97, quota exceeded: the same.
 * any other code from 0x80: to the dead letters, with an alarm.
@@ -19,20 +20,21 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from forge_station.errors import LinkError, OutboxError
 from forge_station.mes import link as mqtt_link
-from forge_station.mes import payloads
+from forge_station.mes import payloads, publication
 from forge_station.mes.backlog import Backlog
-from forge_station.mes.link import Acknowledged, Down, Emit, Event, Inbound, Outgoing
-from forge_station.mes.outbox import FORMAT_INVALID, Outbox, OutboxFull, Row
-from forge_station.mes.stamp import stamped
+from forge_station.mes.delivery import Connect, Connection, Handler, Stats, Timing
+from forge_station.mes.link import Acknowledged, Down, Event, Inbound, Outgoing
+from forge_station.mes.outbox import FORMAT_INVALID, Outbox, OutboxFull, Replayed, Row
+from forge_station.mes.receipts import BATCH_ROWS, Heard, Receipts
 from forge_station.mes.suspicion import Suspicion
-from forge_station.mes.topics import STATUSES, STREAMS, TOPICS, MqttConfig, topic_of
+from forge_station.mes.topics import STREAMS, MqttConfig, topic_of
 
 log = logging.getLogger(__name__)
 
@@ -47,60 +49,7 @@ LASTING_S = 5.0
 make the waits grow: no storm of two stations with one id, or of a broker in a restart loop."""
 
 
-class Connection(Protocol):
-    """What the publisher needs of `link.Link`."""
-
-    session_present: bool
-    window: int
-    maximum_packet_bytes: int | None
-
-    def publish(self, message: Outgoing) -> int: ...
-    def subscribe(self, filters: Sequence[str]) -> None: ...
-    @property
-    def alive(self) -> bool: ...
-    def close(self) -> None: ...
-    def drop(self) -> None: ...
-
-
-Connect = Callable[[MqttConfig, Outgoing, Emit], Connection]
-Handler = Callable[[Inbound], None]
 REPLIES_WAITING = 100
-
-
-@dataclass(frozen=True)
-class Timing:
-    """How patient the publisher is, in seconds."""
-
-    stall_s: float | None = None
-    """Nothing confirmed for so long with messages on their way: reconnect. None: 2 keepalives."""
-    settle_s: float = 2.0
-    """Wait after a connect to a broker that lost its memory, so that consumers are back as well:
-    not every broker says 0x10. Without it 376 of 3055 rows were lost in 8 restarts of iotcore."""
-    resend_s: float = 2.0
-    """What such a broker had confirmed in the last so many seconds is sent again; 0: nothing."""
-    reconnect_s: tuple[float, float] = (1.0, 30.0)
-    """Wait before the next attempt to connect, doubling from the first to the second figure; of
-    every wait a random share of up to one half is left out."""
-    no_consumer_s: tuple[float, float] = (1.0, 30.0)
-    """The same between two attempts to send in a stream that nobody subscribes to."""
-    taken_over_s: float = 60.0
-    """The same when another client has taken the station's id."""
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Since the start of this publisher. `waiting_for_consumer`: streams nobody subscribes to."""
-
-    connected: bool
-    published: int
-    acked: int
-    held: int
-    dead: int
-    in_flight: int
-    connects: int
-    window: int
-    waiting_for_consumer: tuple[str, ...]
-    last_error: str | None
 
 
 @dataclass(frozen=True)
@@ -108,6 +57,8 @@ class _Sent:
     row: Row | None
     status: str | None
     at: float
+    again: bool = False
+    """Sent besides the backlog, because a consumer misses it."""
 
 
 class Publisher:
@@ -129,7 +80,8 @@ class Publisher:
         self._outbox = outbox
         self._config = config
         self._birth = dict(birth or {})
-        payloads.status_body("birth", config.root, {**_birth(outbox), **self._birth})
+        fields = {**publication.birth_fields(outbox), **self._birth}
+        payloads.status_body("birth", config.root, fields)
         self._timing = timing or Timing()
         self._connect = connect
         self._events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
@@ -152,7 +104,11 @@ class Publisher:
         self._settled_at = 0.0
         self._suspicion = Suspicion()
         self._alarmed: set[int] = set()
-        self._handlers: dict[str, Handler] = {}
+        self._taken_over = False
+        self._receipts = Receipts(outbox.epoch, config.receipts)
+        self._released: dict[str, int] = {}
+        self._again: deque[Row] = deque()
+        self._handlers: dict[str, Handler] = {topic_of(config, "receipt", "+"): self._receipt}
         self._replies: deque[Outgoing] = deque(maxlen=REPLIES_WAITING)
 
     def __enter__(self) -> Publisher:
@@ -183,7 +139,7 @@ class Publisher:
             self._unsubscribe()
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until the broker has confirmed every row; False when it has not in time."""
+        """Wait until every row is delivered; False when that takes longer."""
         deadline = time.monotonic() + timeout_s
         while self._outbox.pending:
             if time.monotonic() >= deadline:
@@ -223,9 +179,25 @@ class Publisher:
             self._unsent = {"birth": None, "conn": None, **dict.fromkeys(self._statuses)}
         self._wake()
 
+    def replay(self, from_seq: int, to_seq: int, epoch: str) -> Replayed:
+        """Send the delivered rows of these seqs again, as far as the outbox still holds them.
+
+        Raises OutboxError for numbers that it never gave out under this epoch.
+        """
+        return self._outbox.replay(from_seq, to_seq, epoch)
+
+    def consumers(self) -> tuple[Heard, ...]:
+        """The consumers that send receipts, for the health message."""
+        with self._lock:
+            return self._receipts.consumers(time.monotonic())
+
     def stats(self) -> Stats:
         """Counts and state, for the health message and the operator."""
         with self._lock:
+            waiting = self._backlog.waiting()
+            record = self._receipts.record
+            if record and self._connected and not self._receipts.alive(record, time.monotonic()):
+                waiting = self._outbox.streams()
             return Stats(
                 connected=self._connected,
                 published=self._published,
@@ -235,8 +207,9 @@ class Publisher:
                 in_flight=len(self._in_flight),
                 connects=self._connects,
                 window=self._window,
-                waiting_for_consumer=self._backlog.waiting(),
+                waiting_for_consumer=waiting,
                 last_error=self._last_error,
+                taken_over=self._taken_over,
             )
 
     # The one thread
@@ -259,7 +232,8 @@ class Publisher:
             if down is not None and time.monotonic() - began > LASTING_S:
                 delay_s = first_s
             wait_s = delay_s
-            if down is not None and down.reason == mqtt_link.TAKEN_OVER:
+            self._taken_over = down is not None and down.reason == mqtt_link.TAKEN_OVER
+            if self._taken_over:
                 wait_s = self._timing.taken_over_s
                 log.error(
                     "mqtt: another client uses the id %s and has taken the connection over:"
@@ -292,6 +266,9 @@ class Publisher:
             down = self._serve(link)
         except (LinkError, OutboxError) as error:
             down = Down(None, str(error))
+        except Exception as error:  # a fault of ours must not end the delivery of results for good
+            log.exception("mqtt: the publisher has failed and begins a new connection")
+            down = Down(None, f"an error of the publisher: {error!r}")
         with self._lock:
             self._connected = False
         if down is None:
@@ -309,7 +286,8 @@ class Publisher:
     def _begin(self, link: Connection) -> None:
         """A new connection: nothing is on its way, every lane starts from its oldest row."""
         now = time.monotonic()
-        lost_memory = not link.session_present
+        record = self._receipts.record
+        lost_memory = not link.session_present and record is None
         if lost_memory and self._timing.resend_s:
             try:
                 again = self._outbox.resend_recent(self._timing.resend_s)
@@ -322,6 +300,8 @@ class Publisher:
         hold = self._timing.settle_s if lost_memory and known else 0.0
         with self._lock:
             self._in_flight.clear()
+            self._again.clear()
+            self._receipts.connected()
             self._backlog = self._new_backlog()
             self._connected = True
             self._connects += 1
@@ -330,8 +310,7 @@ class Publisher:
             self._unsent = {"birth": None, "conn": None, **dict.fromkeys(self._statuses)}
             self._settled_at = now + hold
         self._progress_at = now
-        if self._handlers:
-            link.subscribe(tuple(self._handlers))
+        link.subscribe(tuple(self._handlers))
 
     def _serve(self, link: Connection) -> Down | None:
         """Send and listen until the connection ends; None when the publisher is to stop."""
@@ -382,15 +361,8 @@ class Publisher:
             with self._lock:
                 name = next(iter(self._unsent))
                 del self._unsent[name]
-            topic = TOPICS[name]
-            body = payloads.status_body(name, self._config.root, self._status(name))
-            self._publish(
-                link,
-                Outgoing(
-                    topic_of(self._config, name), body, topic.qos, topic.retain, topic.expiry_s
-                ),
-                _Sent(None, name, time.monotonic()),
-            )
+            message = publication.status_message(self._config, name, self._status(name))
+            self._publish(link, message, _Sent(None, name, time.monotonic()))
 
     def _send_replies(self, link: Connection) -> None:
         while self._replies and len(self._in_flight) < link.window:
@@ -408,46 +380,67 @@ class Publisher:
                 except Exception:  # a broken handler must not end the delivery of results
                     log.exception("mqtt: a message to %s could not be taken", message.topic)
 
+    def _receipt(self, message: Inbound) -> None:
+        """Take a consumer's receipt: what it has is delivered, what it misses is sent again."""
+        consumer = message.topic.rsplit("/", 1)[-1]
+        now = time.monotonic()
+        with self._lock:
+            positions = self._receipts.heard(
+                consumer, message.body, retained=message.retained, now=now
+            )
+        if positions is None:
+            return
+        if consumer == self._receipts.record:
+            for stream, position in positions.items():
+                upto = min(position.upto, self._outbox.last_number(stream))
+                if upto > self._released.get(stream, 0):
+                    self._released[stream] = upto
+                    self._outbox.release(stream, upto)
+        if message.retained or self._again:
+            return
+        for wanted in self._receipts.wanted(
+            consumer, self._outbox.streams(), self._outbox.confirmed_upto, now
+        ):
+            rows, gone = self._outbox.numbered(wanted.stream, wanted.ranges, BATCH_ROWS)
+            self._again.extend(rows)
+            if gone or wanted.begin is not None:
+                self._replies.append(
+                    publication.gone_message(
+                        self._config, consumer, wanted.stream, self._outbox.epoch,
+                        ranges=gone, begin=wanted.begin,
+                    )
+                )  # fmt: skip
+
     def _send_rows(self, link: Connection) -> None:
         window = 1 if self._suspicion.active else link.window
         now = time.monotonic()
         if now < self._settled_at:
             return
-        while len(self._in_flight) < window:
+        while self._again and len(self._in_flight) < window:
+            self._send_row(link, self._again.popleft(), again=True)
+        while len(self._in_flight) < window and self._receipts.may_send(now):
             row = self._backlog.next(now)
             if row is None:
                 return
             self._send_row(link, row)
 
-    def _send_row(self, link: Connection, row: Row) -> None:
+    def _send_row(self, link: Connection, row: Row, *, again: bool = False) -> None:
+        sent = _Sent(row, None, time.monotonic(), again)
         try:
-            body = stamped(
-                row.body,
-                id=row.id,
-                stream=row.stream,
-                epoch=self._outbox.epoch,
-                seq=row.seq,
-                streamSeq=row.stream_seq,
-                bootId=row.boot_id,
-            )
+            message = publication.row_message(row, self._outbox.epoch, again=again)
         except ValueError as error:
-            self._bury(row, FORMAT_INVALID, str(error))
+            self._bury(sent, FORMAT_INVALID, str(error))
             return
         limit = link.maximum_packet_bytes
-        if limit is not None and len(body) + len(row.topic) + 400 > limit:
-            self._bury(row, PACKET_TOO_LARGE, f"{len(body)} bytes, the broker takes {limit}")
+        if publication.too_large(message, limit):
+            self._bury(
+                sent, PACKET_TOO_LARGE, f"{len(message.body)} bytes, the broker takes {limit}"
+            )
             return
-        properties = (
-            ("id", row.id),
-            ("epoch", self._outbox.epoch),
-            ("seq", str(row.seq)),
-            ("type", f"forge-station.{row.stream}"),
-        )
-        message = Outgoing(row.topic, body, properties=properties)
         try:
-            self._publish(link, message, _Sent(row, None, time.monotonic()))
+            self._publish(link, message, sent)
         except ValueError as error:
-            self._bury(row, TOPIC_INVALID, str(error))
+            self._bury(sent, TOPIC_INVALID, str(error))
 
     def _publish(self, link: Connection, message: Outgoing, sent: _Sent) -> None:
         packet = link.publish(message)
@@ -471,21 +464,31 @@ class Publisher:
         row = sent.row
         self._answers += 1
         self._suspicion.confirmed(row.seq)
-        if answer.reason in (NO_SUBSCRIBERS, QUOTA_EXCEEDED):
+        if answer.reason >= REFUSED_FROM and answer.reason != QUOTA_EXCEEDED:
+            self._bury(sent, answer.reason, answer.text)
+        elif sent.again:
+            self._acked += 1  # whoever misses it will say so again if it was not for them
+        elif answer.reason in (NO_SUBSCRIBERS, QUOTA_EXCEEDED):
             self._outbox.mark(row.seq, "held", answer.reason)
             self._held += 1
             if self._backlog.held(row, time.monotonic()):
                 log.warning("mqtt: %s: stream %s waits, its rows are kept", answer.text, row.stream)
-        elif answer.reason >= REFUSED_FROM:
-            self._bury(row, answer.reason, answer.text)
         else:
-            self._outbox.mark(row.seq, "acked", answer.reason)
+            self._receipts.sent(row.stream, row.stream_seq)
+            if self._receipts.record is None:
+                self._outbox.mark(row.seq, "acked", answer.reason)
             self._backlog.confirmed(row)
             self._acked += 1
             self._alarmed.clear()
 
-    def _bury(self, row: Row, reason: int, text: str) -> None:
+    def _bury(self, sent: _Sent, reason: int, text: str) -> None:
         """To the dead letters; one alarm for each reason until something is confirmed again."""
+        row = sent.row
+        if row is None:
+            return
+        if sent.again:
+            log.error("mqtt: seq %d cannot be sent again: %s (0x%02x)", row.seq, text, reason)
+            return
         self._outbox.mark(row.seq, "dead", reason)
         self._backlog.gone(row)
         self._dead += 1
@@ -514,10 +517,9 @@ class Publisher:
         now = time.monotonic()
         ages_s = {seq: now - sent.at for seq, sent in rows.items()}
         guilty = self._suspicion.ended(ages_s, fruitful=self._answers > 0)
-        row = rows[guilty].row if guilty is not None else None
-        if row is not None:
+        if guilty is not None:
             text = "the broker ended the connection each time when it alone was on its way"
-            self._bury(row, PACKET_TOO_LARGE, text)
+            self._bury(rows[guilty], PACKET_TOO_LARGE, text)
 
     def _new_backlog(self) -> Backlog:
         return Backlog(self._outbox, STREAMS, self._timing.no_consumer_s)
@@ -526,19 +528,14 @@ class Publisher:
 
     def _status(self, name: str) -> Mapping[str, Any]:
         if name == "conn":
-            return {
-                "state": "ONLINE",
-                "bootId": self._outbox.boot_id,
-                "epoch": self._outbox.epoch,
-            }
+            return publication.conn_fields(self._outbox, "ONLINE")
         if name == "birth":
-            return {**_birth(self._outbox), **self._birth}
+            return {**publication.birth_fields(self._outbox), **self._birth}
         return self._statuses[name]
 
     def _conn(self, state: str) -> Outgoing:
-        fields = {"state": state, "bootId": self._outbox.boot_id, "epoch": self._outbox.epoch}
-        body = payloads.status_body("conn", self._config.root, fields)
-        return Outgoing(topic_of(self._config, "conn"), body, 1, retain=True)
+        fields = publication.conn_fields(self._outbox, state)
+        return publication.status_message(self._config, "conn", fields)
 
     def _say_offline(self, link: Connection) -> None:
         """The last word, and the answers to what is still on its way, one second at most."""
@@ -556,13 +553,4 @@ class Publisher:
                     self._answered(event)
 
 
-def _birth(outbox: Outbox) -> dict[str, Any]:
-    lowest, following = outbox.span()
-    return {
-        "bootId": outbox.boot_id,
-        "epoch": outbox.epoch,
-        "firstSeqHeld": lowest,
-        "nextSeq": following,
-        "schemas": [TOPICS[item].schema for item in (*STREAMS, *STATUSES)],
-        "previousShutdown": outbox.previous_shutdown,
-    }
+__all__ = ["Connection", "Publisher", "Stats", "Timing"]

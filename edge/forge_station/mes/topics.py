@@ -98,6 +98,9 @@ class MqttConfig:
     version: Literal["5", "3.1.1"] = "5"
     """3.1.1 only for a broker without MQTT 5: it cannot report that a message was refused."""
 
+    receipts: Level | None = None
+    """Name of the consumer whose receipts say what is delivered (level 2); None: the broker's word
+    is enough (level 1)."""
     root_template: Annotated[
         str,
         Limit(
@@ -177,6 +180,7 @@ TOPICS: Mapping[str, Topic] = {
         Topic("verdict", "evt/verdict", "verdict/1.0", "The result of record of one part or tray"),
         Topic("grid", "evt/grid", "grid/1.0", "Defect grids that did not fit in the verdict"),
         Topic("audit", "evt/audit", "audit/1.0", "A command was carried out or refused"),
+        Topic("gone", "evt/gone", "gone/1.0", "Numbers that a consumer misses and will not get"),
         # Status: the latest value only, retained, past the outbox.
         Topic("conn", "sts/conn", "conn/1.0", "Whether the station is there", retain=True),
         Topic("birth", "sts/birth", "birth/1.0", "What the station is and can do", retain=True),

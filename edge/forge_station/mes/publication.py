@@ -1,0 +1,102 @@
+"""What the publisher puts on the wire: a stored row, a retained status, the word on lost numbers.
+
+It composes; `publisher` decides when and `payloads` knows the fields.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from forge_station.mes import payloads
+from forge_station.mes.link import Outgoing
+from forge_station.mes.outbox import Outbox, Row
+from forge_station.mes.stamp import stamped
+from forge_station.mes.topics import STATUSES, STREAMS, TOPICS, MqttConfig, topic_of
+
+HEADER_BYTES = 400
+"""More than topic name and properties of a packet take besides the topic itself."""
+HISTORICAL_S = 60.0
+"""A row that is sent so long after it was made says so (`historical`)."""
+
+
+def row_message(row: Row, epoch: str, *, again: bool = False) -> Outgoing:
+    """A stored row with its delivery fields, the same bytes on every repeat.
+
+    The user property `historical` is there when the row is old news: sent again, or made a minute
+    ago or longer. Raises ValueError for a body that is no JSON object.
+    """
+    body = stamped(
+        row.body,
+        id=row.id,
+        stream=row.stream,
+        epoch=epoch,
+        seq=row.seq,
+        streamSeq=row.stream_seq,
+        bootId=row.boot_id,
+    )
+    properties = [
+        ("id", row.id),
+        ("epoch", epoch),
+        ("seq", str(row.seq)),
+        ("type", f"forge-station.{row.stream}"),
+    ]
+    if again or _age_s(row.created_utc) > HISTORICAL_S:
+        properties.append(("historical", "true"))
+    return Outgoing(row.topic, body, properties=tuple(properties))
+
+
+def too_large(message: Outgoing, maximum_packet_bytes: int | None) -> bool:
+    """Whether the broker, which named its limit at connect, would end the connection for it."""
+    if maximum_packet_bytes is None:
+        return False
+    return len(message.body) + len(message.topic) + HEADER_BYTES > maximum_packet_bytes
+
+
+def status_message(config: MqttConfig, name: str, fields: Mapping[str, Any]) -> Outgoing:
+    """A status, retained as its topic says."""
+    topic = TOPICS[name]
+    body = payloads.status_body(name, config.root, fields)
+    return Outgoing(topic_of(config, name), body, topic.qos, topic.retain, topic.expiry_s)
+
+
+def gone_message(
+    config: MqttConfig,
+    consumer: str,
+    stream: str,
+    epoch: str,
+    *,
+    ranges: Sequence[Sequence[int]] = (),
+    begin: int | None = None,
+) -> Outgoing:
+    """Tells a consumer which numbers will not come, or where to begin."""
+    fields: dict[str, Any] = {"stream": stream, "epoch": epoch, "consumer": consumer}
+    if begin is not None:
+        fields["begin"] = begin
+    if ranges:
+        fields["ranges"] = [list(item) for item in ranges]
+    return status_message(config, "gone", fields)
+
+
+def conn_fields(outbox: Outbox, state: str) -> dict[str, Any]:
+    """Of the `conn` status."""
+    return {"state": state, "bootId": outbox.boot_id, "epoch": outbox.epoch}
+
+
+def birth_fields(outbox: Outbox) -> dict[str, Any]:
+    """Of the `birth` status, as far as outbox and interface know them."""
+    lowest, following = outbox.span()
+    return {
+        "bootId": outbox.boot_id,
+        "epoch": outbox.epoch,
+        "firstSeqHeld": lowest,
+        "nextSeq": following,
+        "schemas": [TOPICS[item].schema for item in (*STREAMS, *STATUSES)],
+        "previousShutdown": outbox.previous_shutdown,
+    }
+
+
+def _age_s(created_utc: str) -> float:
+    return time.time() - datetime.fromisoformat(created_utc.replace("Z", "+00:00")).timestamp()
