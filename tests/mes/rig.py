@@ -149,7 +149,7 @@ class Session:
             self.acknowledge(self.packet, reason)
         return self.packet
 
-    def subscribe(self, filters: Sequence[str]) -> None:
+    def subscribe(self, filters: Sequence[str], *, as_published: bool = True) -> None:
         self.broker.filters.extend(filters)
 
     def acknowledge(self, packet: int, reason: int) -> None:

@@ -188,7 +188,7 @@ class Consumer:
         """A delivery, if the message is one and is new."""
         try:
             message = json.loads(body)
-            if message["schema"].startswith("gone/"):
+            if str(message.get("schema")).startswith("gone/"):
                 self._take_gone(message)
                 return None
             number, epoch = int(message["streamSeq"]), str(message["epoch"])

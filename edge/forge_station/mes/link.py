@@ -123,13 +123,16 @@ class Link:
             raise LinkError("the connection to the broker is gone", got=info.rc.name)
         return info.mid
 
-    def subscribe(self, filters: Sequence[str]) -> None:
+    def subscribe(self, filters: Sequence[str], *, as_published: bool = True) -> None:
         """Ask for the messages of these topic filters, QoS 1; they come as `Inbound` events.
 
-        The station never gets its own messages, and sees which were published as retained.
+        The station never gets its own messages. `as_published`: it sees which were published as
+        retained; else which come from the broker's memory (all that MQTT 3.1.1 can tell).
         """
+        if not filters:
+            return
         if self._version == "5":
-            options = SubscribeOptions(qos=1, noLocal=True, retainAsPublished=True)
+            options = SubscribeOptions(qos=1, noLocal=True, retainAsPublished=as_published)
             code, _ = self._client.subscribe([(item, options) for item in filters])
         else:
             code, _ = self._client.subscribe([(item, 1) for item in filters])
@@ -145,11 +148,11 @@ class Link:
         """Send DISCONNECT, so that the broker forgets the will, and end."""
         self._client.disconnect()
         self._thread.join(1.0)
-        _end(self._client, self._thread)
+        end(self._client, self._thread)
 
     def drop(self) -> None:
         """End without DISCONNECT: the broker publishes the will after its delay."""
-        _end(self._client, self._thread)
+        end(self._client, self._thread)
 
 
 @dataclass(frozen=True)
@@ -249,7 +252,7 @@ def connect(config: MqttConfig, will: Outgoing, emit: Emit) -> Link:
         answered.append(_unanswered(where, f"nothing in {CONNECT_TIMEOUT_S:g} s", config))
     answer = answered[0]
     if isinstance(answer, LinkError):
-        _end(client, thread)
+        end(client, thread)
         raise answer
     return Link(client, thread, config.version, answer)
 
@@ -342,7 +345,7 @@ def _unreached(where: str, error: object) -> LinkError:
     return LinkError("no connection to the broker", which=where, got=error)
 
 
-def _end(client: mqtt.Client, thread: threading.Thread) -> None:
+def end(client: mqtt.Client, thread: threading.Thread) -> None:
     """Shut the socket, so that the network thread ends whatever it waits for, and wait for it.
 
     paho's own `loop_stop` would wait for messages that are never going to be answered.

@@ -310,7 +310,9 @@ class Publisher:
             self._unsent = {"birth": None, "conn": None, **dict.fromkeys(self._statuses)}
             self._settled_at = now + hold
         self._progress_at = now
-        link.subscribe(tuple(self._handlers))
+        receipts = topic_of(self._config, "receipt", "+")
+        link.subscribe([receipts], as_published=False)  # is a consumer there, or its last word?
+        link.subscribe([item for item in self._handlers if item != receipts])
 
     def _serve(self, link: Connection) -> Down | None:
         """Send and listen until the connection ends; None when the publisher is to stop."""
