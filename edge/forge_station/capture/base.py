@@ -25,6 +25,8 @@ TOO_DARK = "TOO_DARK"
 SATURATED = "SATURATED"
 LOW_COVERAGE = "LOW_COVERAGE"
 INCONSISTENT_CODE = "INCONSISTENT_CODE"
+MOTION = "MOTION"
+OUT_OF_FOCUS = "OUT_OF_FOCUS"
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ class ScanQuality:
     valid: became a point. saturated: clipped in every exposure. dark: too little projected light
     (shadow, black, outside). inconsistent: Gray code and phase (or a pattern and its inverse)
     contradict each other. flying: removed at depth jumps. reprojection_px: median |column, row|
-    residual; None where only columns are coded. flags: see the constants above.
+    residual; None where only columns are coded. motion_px: how far anything moved between the first
+    and the last image; blur_px: standard deviation of the blur; None where there is nothing to tell
+    it from. flags: see the constants above.
     """
 
     valid_share: float
@@ -101,6 +105,8 @@ class ScanQuality:
     inconsistent_share: float = 0.0
     flying_share: float = 0.0
     reprojection_px: float | None = None
+    motion_px: float | None = None
+    blur_px: float | None = None
     flags: tuple[str, ...] = ()
 
 
@@ -217,7 +223,8 @@ def assemble(
 def fuse(scans: Sequence[Scan]) -> Cloud:
     """All valid points of scans in one frame, concatenated in scan order.
 
-    Shares are averaged over the poses; a flag of any pose is kept. Raises CaptureError for no scan
+    Shares are averaged over the poses, of other figures the worst counts; a flag of any pose is
+    kept. Raises CaptureError for no scan
     or mixed frames.
     """
     if not scans:
@@ -235,10 +242,13 @@ def fuse(scans: Sequence[Scan]) -> Cloud:
         points.append(scan.points.reshape(-1, 3).compress(valid, axis=0))
         intensity.append(scan.intensity.ravel().compress(valid))
     qualities = [scan.quality for scan in scans]
-    reprojection = [q.reprojection_px for q in qualities if q.reprojection_px is not None]
 
     def mean(name: str) -> float:
         return float(np.mean([getattr(q, name) for q in qualities]))
+
+    def worst(name: str) -> float | None:
+        found = [getattr(q, name) for q in qualities if getattr(q, name) is not None]
+        return float(max(found)) if found else None
 
     quality = ScanQuality(
         valid_share=mean("valid_share"),
@@ -246,7 +256,9 @@ def fuse(scans: Sequence[Scan]) -> Cloud:
         dark_share=mean("dark_share"),
         inconsistent_share=mean("inconsistent_share"),
         flying_share=mean("flying_share"),
-        reprojection_px=max(reprojection) if reprojection else None,
+        reprojection_px=worst("reprojection_px"),
+        motion_px=worst("motion_px"),
+        blur_px=worst("blur_px"),
         flags=tuple(dict.fromkeys(flag for q in qualities for flag in q.flags)),
     )
     return Cloud(

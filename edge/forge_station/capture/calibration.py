@@ -53,6 +53,11 @@ class PatternSpec:
         return 2 * (self.column_bits + self.row_bits) + 2 + again
 
     @property
+    def white_at(self) -> int:
+        """Number of the white image; black is the next one."""
+        return 0 if self.kind == "gray_phase" else 2 * (self.column_bits + self.row_bits)
+
+    @property
     def digest(self) -> str:
         """sha256 over every field."""
         return _sha256(_pattern_dict(self))

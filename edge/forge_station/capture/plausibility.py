@@ -15,6 +15,8 @@ from forge_station.errors import CalibrationError, CaptureError
 
 Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
+# Grey levels from the darkest to the brightest image of a lit pixel; how many tell an order.
+_LIT, _LIT_PIXELS = 40, 50
 
 
 def refuse_bad_spec(spec: PatternSpec, projector_size: tuple[int, int]) -> None:
@@ -94,6 +96,39 @@ def refuse_mismatch(stack: PatternStack, calibration: Calibration) -> None:
                 "identical: "
                 "the camera repeated a frame; capture again"
             )
+
+
+def refuse_wrong_order(stack: PatternStack) -> None:
+    """White must be the brightest image and black the darkest, where the projector reaches.
+
+    A sequence that began late or lost a pulse has them elsewhere: say by how many images.
+    """
+    thumb = stack.images[:, :, ::16, ::16].reshape(*stack.images.shape[:2], -1).astype(np.int16)
+    for exposure, images in enumerate(thumb):
+        lit = images[:, images.max(axis=0) - images.min(axis=0) > _LIT]
+        if lit.shape[1] < _LIT_PIXELS or _in_order(lit, stack.pattern, 0):
+            continue
+        shifts = [k for k in range(1, len(lit)) if _in_order(lit, stack.pattern, k)]
+        raise CaptureError(
+            "white and black are not where the pattern has them",
+            which=f"stack {stack.name or '(unnamed)'}, exposure {exposure}",
+            expected=f"white image {stack.pattern.white_at}, black after it",
+            got=f"a sequence that is {' or '.join(map(str, shifts))} images late"
+            if shifts
+            else "another order",
+            action="start projector and camera together, check the trigger wire, capture again"
+            if shifts
+            else "check the order of the images, and that they belong to this pattern",
+        )
+
+
+def _in_order(lit: NDArray[np.int16], spec: PatternSpec, late: int) -> bool:
+    """Whether most pixels [N, P] are brightest in white and darkest in black, `late` images on."""
+    count = len(lit)
+    white, black = lit[(spec.white_at + late) % count], lit[(spec.white_at + 1 + late) % count]
+    slack = 4 + (white - black) // 8
+    fits = (white + slack >= lit.max(axis=0)) & (black - slack <= lit.min(axis=0))
+    return bool(fits.mean() > 0.5)
 
 
 def refuse_wrong_code_step(

@@ -133,12 +133,16 @@ def without_flying_points(
     return solid
 
 
-def to_points(depth: Float32, solid: Bool, calibration: Calibration) -> Float32:
-    """Depth float32 [H * W] -> points [H, W, 3] in the tray frame, NaN where not solid."""
-    x, y = _ray_table(calibration.camera, calibration.pixel_centre)
+def to_points(depth: Float32, solid: Bool, calibration: Calibration, first_row: int = 0) -> Float32:
+    """Depth [rows, W] from `first_row` on -> points [rows, W, 3], NaN where not solid.
+
+    In the tray frame, or the camera's where no tray is known.
+    """
+    strip = slice(first_row * solid.shape[1], first_row * solid.shape[1] + solid.size)
+    x, y = (table[strip] for table in _ray_table(calibration.camera, calibration.pixel_centre))
     pose = np.eye(4) if calibration.tray_from_camera is None else calibration.tray_from_camera
     m = pose.astype(np.float32)
-    z = np.where(solid.ravel(), depth, np.float32(np.nan))
+    z = np.where(solid, depth, np.float32(np.nan)).ravel()
     points = np.empty((z.size, 3), np.float32)
     for axis in range(3):
         ray = m[axis, 0] * x

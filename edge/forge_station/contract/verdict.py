@@ -44,6 +44,9 @@ REASONS: Mapping[str, str] = {
     # the scan and the scene
     "NO_DATA": "the scan has no valid point",
     "SATURATED": "too much of the image is overexposed",
+    "MOTION": "something moved while the patterns were shown",
+    "OUT_OF_FOCUS": "camera or projector is out of focus",
+    "POSE_MISFIT": "the head poses do not fit together",
     "TOO_DARK": "too much of the image is underexposed",
     "LOW_COVERAGE": "too few pixels could be measured",
     "INCONSISTENT_CODE": "the patterns contradict each other",
@@ -55,6 +58,9 @@ REASONS: Mapping[str, str] = {
     "PART_OUT_OF_FIELD": "a part is cut by the edge of the field",
     "TOUCHING_PARTS": "parts touch each other and cannot be told apart",
     "CAPTURE_FAILED": "the scanner delivered no usable pattern stack",
+    "PROJECTOR_NOT_FOUND": "there is no such projector, or its library is missing",
+    "PROJECTOR_LOST": "the projector is gone or did not answer in time",
+    "PROJECTOR_SETTINGS": "the projector cannot show what it was asked to",
     "CALIBRATION_MISMATCH": "the patterns were taken with another calibration",
     "INPUT_WRONG": "the input file is malformed",
     # the specification (workpiece and assembly checks)
@@ -90,6 +96,8 @@ REASONS: Mapping[str, str] = {
     "MODEL_FAILED": "the model could not run",
     "BUNDLE_REFUSED": "the model bundle is incomplete, altered or of another contract",
     "CONTRACT_BROKEN": "data broke the contract between parts of the station",
+    "OUTBOX_FULL": "the result could not be stored in time, so the line was told to hold the part",
+    "INTERRUPTED": "the station was stopped or crashed while it inspected the part",
     "STATION_ERROR": "the station failed, see its log",
 }
 """The published reason codes. Codes may be added in a minor version, never renamed."""
