@@ -89,6 +89,12 @@ class ProjectorSettingsError(CaptureError):
     code: ClassVar[str] = "PROJECTOR_SETTINGS"
 
 
+class TriggerError(StationError):
+    """A source of triggers cannot be opened: a port is taken, an extra or a setting is missing."""
+
+    code: ClassVar[str] = "TRIGGER_FAILED"
+
+
 class ScanError(StationError):
     """A scan that cannot be inspected: no points, no plane, nothing but NaN."""
 
@@ -141,4 +147,5 @@ __all__ = [
     "ProjectorSettingsError",
     "ScanError",
     "StationError",
+    "TriggerError",
 ]

@@ -251,4 +251,5 @@ class TestMessages:
         codes = {cls.code for cls in classes}
         assert len(codes) == len(classes)
         assert all(issubclass(cls, StationError) for cls in classes)
-        assert codes <= set(REASONS) | {"CONFIG_WRONG", "LINK_FAILED", "OUTBOX_FAILED"}
+        unpublished = {"CONFIG_WRONG", "LINK_FAILED", "OUTBOX_FAILED", "TRIGGER_FAILED"}
+        assert codes <= set(REASONS) | unpublished

@@ -1,0 +1,175 @@
+"""Simple sources of triggers: a clock, the camera's input line, a queue for commands.
+
+Each offers to the gate from a thread of its own; a refusal was counted and told by the gate.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from forge_station.capture.base import Trigger
+from forge_station.errors import CaptureError
+from forge_station.triggers.gate import Answer, Gate, TriggerRefusedError
+
+log = logging.getLogger(__name__)
+
+PULSE_WAIT_S = 0.5
+
+
+class Serials:
+    """`<station>-000001`, ...: numbers for parts that come without a serial."""
+
+    def __init__(self, station: str, first: int) -> None:
+        self._station, self._next = station, first
+        self._lock = threading.Lock()
+
+    def next(self) -> str:
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+        return f"{self._station}-{number:06d}"
+
+
+class Source(Protocol):
+    """What offers triggers between `start` and `close`. Raises StationError when it cannot."""
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class QueueTrigger:
+    """Triggers from inside this process: the handler of the command `capture` calls `put`."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def put(self, trigger: Trigger, answer: Answer | None = None) -> None:
+        """Offer a part; returns at once. Raises TriggerRefusedError when it is not taken.
+
+        `answer` gets the verdict later, in the thread of the loop: it must not block.
+        """
+        self._gate.offer(trigger, answer)
+
+
+class Thread:
+    """A source that is one thread: `step` is called again and again until `close`."""
+
+    name = "trigger"
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; may be called twice."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5.0)
+
+    def __enter__(self) -> Thread:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def step(self) -> None:
+        """Wait for at most a moment, and offer what came."""
+        raise NotImplementedError
+
+    def offer(self, trigger: Trigger) -> None:
+        try:
+            self._gate.offer(trigger)
+        except TriggerRefusedError as error:
+            log.debug("%s", error)  # the gate has counted and told it
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.step()
+
+
+class TimerTrigger(Thread):
+    """A trigger every `period_s`, the first after one period. Beats that fall into a part in work
+    are overruns; a clock that was held up does not catch up.
+
+    `wait(seconds)` waits and returns True when the source was closed.
+    """
+
+    name = "timer"
+
+    def __init__(
+        self,
+        gate: Gate,
+        serials: Serials,
+        part_number: str,
+        period_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
+        super().__init__(gate)
+        self._serials, self._part_number = serials, part_number
+        self._period_s, self._clock = period_s, clock
+        self._wait = wait or self._stop.wait
+        self._due = clock() + period_s
+
+    def step(self) -> None:
+        if self._wait(max(0.0, self._due - self._clock())):
+            return
+        self.offer(Trigger(self._serials.next(), self._part_number, time.time_ns()))
+        self._due += self._period_s
+        if self._due < self._clock():
+            self._due = self._clock() + self._period_s
+
+
+class Pulses(Protocol):
+    """What is needed of a supervised camera whose input line starts a scan."""
+
+    def wait_pulse(self, timeout_s: float) -> int | None:
+        """When the first frame of the next pulse arrived (UTC, ns); None: none came in time.
+
+        Raises CaptureError while the camera is gone.
+        """
+        ...
+
+
+class CameraTrigger(Thread):
+    """A trigger a pulse on the camera's input line. An idle line is no error.
+
+    A pulse that comes while a part is in work is refused; its frames are then no part of any scan,
+    for the head begins each scan with the frames of its own pulse.
+    """
+
+    name = "camera line"
+
+    def __init__(self, gate: Gate, serials: Serials, part_number: str, camera: Pulses) -> None:
+        super().__init__(gate)
+        self._serials, self._part_number, self._camera = serials, part_number, camera
+
+    def step(self) -> None:
+        try:
+            at_ns = self._camera.wait_pulse(PULSE_WAIT_S)
+        except CaptureError as error:
+            log.warning("camera line: %s", error)
+            self._stop.wait(1.0)
+            return
+        if at_ns is not None:
+            self.offer(Trigger(self._serials.next(), self._part_number, at_ns))
