@@ -1,0 +1,678 @@
+"""The Sparkplug mirror, held against the specification's own assertion ids.
+
+One run against a real broker is recorded: a primary host that comes late, goes and returns, a
+rebirth, more messages than sequence numbers, a broken connection, an orderly end. Each check below
+carries the id of the statement in Sparkplug 3.0 (chapters 4 to 6) that it holds the record against.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import paho.mqtt.client as mqtt
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+pytest.importorskip("google.protobuf", reason="the mirror needs the extra sparkplug")
+
+from forge_station.contract.error import ContractError
+from forge_station.errors import InputError, LinkError
+from forge_station.mes import sparkplug_link
+from forge_station.mes.link import Down, Event, Inbound
+from forge_station.mes.settings import SparkplugConfig
+from forge_station.mes.sparkplug import Mirror
+from forge_station.mes.sparkplug_node import ALIASES, DEFINITIONS, Node, result_of
+from forge_station.mes.sparkplug_payload import DataSet, DataType, Metric, Payload, decode, encode
+from forge_station.mes.topics import MqttConfig
+from tests.mes.rig import MOSQUITTO, Mosquitto, verdict, wait_for
+
+TYPES = {ALIASES[item.name]: item.datatype for item in DEFINITIONS}
+NAMES = {alias: name for name, alias in ALIASES.items()}
+HOST_STATE = "spBv1.0/STATE/scada"
+needs_mosquitto = pytest.mark.skipif(MOSQUITTO is None, reason="no mosquitto here")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One message of the station as a host saw it."""
+
+    kind: str
+    topic: str
+    body: bytes
+    qos: int
+    retained: bool
+    phase: str
+
+    @property
+    def payload(self) -> Payload:
+        return decode(self.body, TYPES)
+
+    def values(self) -> dict[str, Any]:
+        return {item.name or NAMES[item.alias or 0]: item.value for item in self.payload.metrics}
+
+
+class Host:
+    """A Sparkplug host application, as far as a node can notice one."""
+
+    def __init__(self, port: int) -> None:
+        self.seen: list[Seen] = []
+        self.phase = ""
+        self.client = mqtt.Client(CallbackAPIVersion.VERSION2, "scada", protocol=mqtt.MQTTv5)
+        self.client.on_message = self._on_message
+        ready = threading.Event()
+        self.client.on_subscribe = lambda *_: ready.set()
+        self.client.connect("127.0.0.1", port)
+        self.client.loop_start()
+        options = SubscribeOptions(qos=1, retainAsPublished=True)
+        self.client.subscribe([("spBv1.0/plant/+/s1", options)])
+        assert ready.wait(5)
+
+    def _on_message(self, _: Any, __: Any, message: mqtt.MQTTMessage) -> None:
+        kind = message.topic.split("/")[2]
+        if kind != "NCMD":
+            self.seen.append(
+                Seen(
+                    kind, message.topic, bytes(message.payload), message.qos,
+                    bool(message.retain), self.phase,
+                )
+            )  # fmt: skip
+
+    def of(self, phase: str, kind: str | None = None) -> list[Seen]:
+        return [item for item in self.seen if item.phase == phase and kind in (None, item.kind)]
+
+    def state(self, online: bool, timestamp: int) -> None:
+        body = json.dumps({"online": online, "timestamp": timestamp})
+        self.client.publish(HOST_STATE, body, 1, retain=True).wait_for_publish(5)
+
+    def command(self, *metrics: Metric, body: bytes | None = None, retain: bool = False) -> None:
+        sent = body if body is not None else encode(Payload(metrics, 1))
+        self.client.publish("spBv1.0/plant/NCMD/s1", sent, 0, retain=retain)
+
+    def rebirth(self) -> None:
+        self.command(Metric("Node Control/Rebirth", True, DataType.BOOLEAN, 1))
+
+    def close(self) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+
+@dataclass
+class Record:
+    """What happened in the run."""
+
+    seen: list[Seen] = field(default_factory=list)
+    wills: list[tuple[str, Payload]] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+    """Result ids decided while the host was offline."""
+    stored: list[int] = field(default_factory=list)
+
+    def of(self, phase: str, kind: str | None = None) -> list[Seen]:
+        return [item for item in self.seen if item.phase == phase and kind in (None, item.kind)]
+
+    def all(self, *kinds: str) -> list[Seen]:
+        return [item for item in self.seen if item.kind in kinds]
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    if MOSQUITTO is None:
+        pytest.skip("no mosquitto here")
+    folder = tmp_path_factory.mktemp("sparkplug")
+    found = Record()
+    sessions: list[sparkplug_link.Session] = []
+
+    def connect(
+        config: MqttConfig, client: str, topic: str, body: bytes, emit: Callable[[Event], None]
+    ) -> sparkplug_link.Session:
+        session = sparkplug_link.connect(config, client, topic, body, emit)
+        found.wills.append((topic, decode(body)))
+        found.stored.append(json.loads((folder / "sparkplug.json").read_text())["bdSeq"])
+        sessions.append(session)
+        return session
+
+    with Mosquitto(folder) as broker:
+        config = MqttConfig(port=broker.port, station="s1")
+        settings = SparkplugConfig("plant", primary_host="scada")
+        host = Host(broker.port)
+
+        def step(phase: str) -> None:
+            host.phase = phase
+
+        def arrived(phase: str, kind: str, count: int = 1) -> None:
+            assert wait_for(lambda: len(host.of(phase, kind)) >= count, 10), (phase, kind)
+
+        values = {"Properties/Software Version": "0.1.0", "State/Name": "OPERATIONAL"}
+        with Mirror(
+            config, settings, folder / "sparkplug.json", values,
+            connect=connect, reconnect_s=(0.05, 0.1),
+        ) as mirror:  # fmt: skip
+            step("before")
+            mirror.verdict(verdict().to_dict())
+            assert wait_for(lambda: sessions)
+            host.state(False, 100)
+            host.client.publish("spBv1.0/STATE/other", '{"online":true,"timestamp":999}', 1)
+            host.client.publish(HOST_STATE, b"ONLINE", 1)
+            time.sleep(0.3)
+            step("first")
+            host.state(True, 200)
+            arrived("first", "NDATA")
+            step("data")
+            for _ in range(260):
+                mirror.verdict(verdict(front=[(4, 5)]).to_dict())
+                assert wait_for(lambda: mirror.held == 0)
+            mirror.update({"State/Name": "OPERATIONAL", "Health/Outbox Depth": 3})
+            arrived("data", "NDATA", 261)
+            step("rebirth")
+            time.sleep(1.1)
+            for _ in range(5):
+                host.rebirth()
+            arrived("rebirth", "NBIRTH", 2)
+            step("no rebirth")
+            time.sleep(1.1)
+            host.command(Metric("Node Control/Rebirth", False, DataType.BOOLEAN, 1))
+            host.command(Metric("Verdict/Code", "PASS", DataType.STRING, 1))
+            host.command(body=b"\xff\xff")
+            host.state(False, 150)  # older than the birth of the host: of another session
+            mirror.update({"Health/Outbox Depth": 4})
+            arrived("no rebirth", "NDATA")
+            step("host offline")
+            host.state(False, 300)
+            arrived("host offline", "NDEATH")
+            for number in range(3):
+                found.held.append(f"held-{number}")
+                mirror.verdict(verdict(result_id=f"held-{number}").to_dict())
+            assert wait_for(lambda: len(sessions) == 2)
+            time.sleep(0.2)
+            step("host back")
+            host.state(True, 400)
+            arrived("host back", "NDATA", 3)
+            step("broken")
+            sessions[-1].drop()
+            arrived("broken", "NBIRTH")
+            step("end")
+        arrived("end", "NDEATH")
+        late = Host(broker.port)
+        time.sleep(0.2)
+        assert late.seen == [], "nothing was retained"
+        late.close()
+        host.close()
+        found.seen = host.seen
+    return found
+
+
+def bd_seq(seen: Seen) -> object:
+    return seen.values()["bdSeq"]
+
+
+def topics(found: Record, kind: str) -> set[str]:
+    return {item.topic for item in found.all(kind)}
+
+
+def sequence(found: Record) -> list[int | None]:
+    return [item.payload.seq for item in found.all("NBIRTH", "NDATA")]
+
+
+def counts_up(found: Record) -> bool:
+    expected, last = [], -1
+    for item in found.all("NBIRTH", "NDATA"):
+        last = 0 if item.kind == "NBIRTH" else (last + 1) % 256
+        expected.append(last)
+    return sequence(found) == expected
+
+
+def metrics(found: Record, *kinds: str) -> list[Metric]:
+    return [metric for item in found.all(*kinds) for metric in item.payload.metrics]
+
+
+def named(found: Record, name: str) -> list[Metric]:
+    return [item for item in metrics(found, "NBIRTH") if item.name == name]
+
+
+def raw_metrics(found: Record, *kinds: str) -> list[Metric]:
+    """Decoded without what the birth said: only what is on the wire."""
+    return [metric for item in found.all(*kinds) for metric in decode(item.body).metrics]
+
+
+def in_order(found: Record) -> bool:
+    lists = [
+        [metric.timestamp or 0 for metric in item.payload.metrics if not metric.historical]
+        for item in found.all("NBIRTH", "NDATA")
+    ]
+    return all(times[2:] == sorted(times[2:]) for times in lists)
+
+
+def birth_is_complete(found: Record) -> bool:
+    wanted = {"bdSeq", "Node Control/Rebirth", *ALIASES}
+    return all(set(item.values()) == wanted for item in found.all("NBIRTH"))
+
+
+def only_changes(found: Record) -> bool:
+    """Sixth to hundredth verdict: alike but for id and time, so nothing else is sent."""
+    alike = {"Verdict/Id", "Counters/Total", "Counters/FAIL"}
+    return all(set(item.values()) == alike for item in found.of("data", "NDATA")[5:100])
+
+
+def within_session(found: Record) -> bool:
+    """No data before the birth of its session: the first word of each phase that begins one."""
+    firsts = [found.of(phase)[0].kind for phase in ("first", "host back")]
+    return firsts == ["NBIRTH", "NBIRTH"]
+
+
+CHECKS: dict[str, Callable[[Record], bool]] = {
+    "topic-structure-namespace-a": lambda r: all(s.topic.startswith("spBv1.0/") for s in r.seen),
+    "topic-structure-namespace-device-id-non-associated-message-types": lambda r: all(
+        s.topic.count("/") == 3 for s in r.seen
+    ),
+    "topics-nbirth-topic": lambda r: topics(r, "NBIRTH") == {"spBv1.0/plant/NBIRTH/s1"},
+    "topics-ndata-topic": lambda r: topics(r, "NDATA") == {"spBv1.0/plant/NDATA/s1"},
+    "topics-ndeath-topic": lambda r: topics(r, "NDEATH") == {"spBv1.0/plant/NDEATH/s1"},
+    "topics-nbirth-mqtt": lambda r: {(s.qos, s.retained) for s in r.all("NBIRTH")} == {(0, False)},
+    "topics-ndata-mqtt": lambda r: {(s.qos, s.retained) for s in r.all("NDATA")} == {(0, False)},
+    "topics-nbirth-seq-num": lambda r: {s.payload.seq for s in r.all("NBIRTH")} == {0},
+    "topics-nbirth-timestamp": lambda r: all(s.payload.timestamp for s in r.all("NBIRTH")),
+    "topics-nbirth-metric-reqs": birth_is_complete,
+    "topics-nbirth-metrics": lambda r: all(
+        m.name and m.datatype for m in raw_metrics(r, "NBIRTH")
+    ),
+    "topics-nbirth-bdseq-included": lambda r: all("bdSeq" in s.values() for s in r.all("NBIRTH")),
+    "topics-nbirth-bdseq-matching": lambda r: [bd_seq(s) for s in r.all("NBIRTH")] == [
+        0, 0, 0, 1, 2
+    ],
+    "topics-nbirth-bdseq-increment": lambda r: [
+        will.metrics[0].value for _, will in r.wills
+    ] == [0, 1, 2],
+    "topics-nbirth-rebirth-metric": lambda r: all(
+        m.datatype is DataType.BOOLEAN and m.value is False
+        for m in named(r, "Node Control/Rebirth")
+    ),
+    "topics-ndata-seq-num": counts_up,
+    "topics-ndata-timestamp": lambda r: all(s.payload.timestamp for s in r.all("NDATA")),
+    "topics-ndata-payload": only_changes,
+    "topics-ndeath-payload": lambda r: all(list(s.values()) == ["bdSeq"] for s in r.all("NDEATH")),
+    "topics-ndeath-seq": lambda r: all(s.payload.seq is None for s in r.all("NDEATH")),
+    "message-flow-edge-node-birth-publish-phid-wait": lambda r: r.of("before") == [],
+    "message-flow-edge-node-birth-publish-phid-wait-id": lambda r: r.of("before") == [],
+    "message-flow-edge-node-birth-publish-phid-wait-online": lambda r: r.of("before") == []
+    and bool(r.of("first", "NBIRTH")),
+    "message-flow-edge-node-birth-publish-phid-offline": lambda r: [
+        s.kind for s in r.of("host offline")
+    ] == ["NDEATH"],
+    "operational-behavior-edge-node-termination-host-offline": lambda r: len(r.wills) == 3,
+    "operational-behavior-edge-node-termination-host-offline-timestamp": lambda r: r.of(
+        "no rebirth", "NDEATH"
+    ) == [],
+    "operational-behavior-edge-node-birth-sequence-wait": within_session,
+    "message-flow-edge-node-birth-publish-will-message-payload-bdSeq": lambda r: all(
+        will.metrics[0].name == "bdSeq" and will.metrics[0].datatype is DataType.INT64
+        for _, will in r.wills
+    ),
+    "message-flow-edge-node-birth-publish-nbirth-payload-bdSeq": lambda r: all(
+        m.datatype is DataType.INT64 for m in named(r, "bdSeq")
+    ),
+    "operational-behavior-edge-node-intentional-disconnect-ndeath": lambda r: [
+        (s.kind, bd_seq(s)) for s in r.of("end")
+    ] == [("NDEATH", 2)],
+    "payloads-ndeath-will-message": lambda r: [
+        bd_seq(s) for s in r.of("broken", "NDEATH")
+    ] == [1],
+    "payloads-ndeath-bdseq": lambda r: [bd_seq(s) for s in r.all("NDEATH")] == [0, 1, 2],
+    "payloads-ndeath-will-message-qos": lambda r: {s.qos for s in r.all("NDEATH")} == {1},
+    "payloads-sequence-num-always-included": lambda r: None not in sequence(r),
+    "payloads-sequence-num-incrementing": lambda r: counts_up(r) and 255 in sequence(r),
+    "payloads-alias-uniqueness": lambda r: all(
+        len(numbers) == len(set(numbers)) == len(DEFINITIONS)
+        for s in r.all("NBIRTH")
+        for numbers in [[m.alias for m in s.payload.metrics if m.alias is not None]]
+    ),
+    "payloads-alias-birth-requirement": lambda r: all(
+        m.name and (m.alias is not None or m.name in ("bdSeq", "Node Control/Rebirth"))
+        for m in metrics(r, "NBIRTH")
+    ),
+    "payloads-alias-data-cmd-requirement": lambda r: all(
+        not m.name and m.alias is not None for m in raw_metrics(r, "NDATA")
+    ),
+    "payloads-name-birth-data-requirement": lambda r: all(
+        m.timestamp for m in raw_metrics(r, "NBIRTH", "NDATA")
+    ),
+    "payloads-metric-datatype-not-req": lambda r: all(
+        m.datatype is None for m in raw_metrics(r, "NDATA")
+    ),
+    "payloads-metric-timestamp-in-UTC": lambda r: all(
+        abs((m.timestamp or 0) - 1000 * time.time()) < 600_000 or m.historical
+        for m in metrics(r, "NBIRTH")
+        if not m.name.startswith("Verdict/")
+    ),
+    "payloads-ndata-order": within_session,
+    "operational-behavior-data-commands-rebirth-name-aliases": lambda r: all(
+        m.alias is None for m in named(r, "Node Control/Rebirth")
+    ),
+    "operational-behavior-data-commands-rebirth-action-1": lambda r: [
+        s.kind for s in r.of("rebirth")
+    ] == ["NBIRTH", "NBIRTH"],
+    "operational-behavior-data-commands-rebirth-action-2": lambda r: all(
+        set(s.values()) >= set(ALIASES) for s in r.of("rebirth", "NBIRTH")
+    ),
+    "operational-behavior-data-commands-rebirth-action-3": lambda r: {
+        bd_seq(s) for s in r.of("rebirth", "NBIRTH")
+    } == {0},
+    "operational-behavior-data-publish-nbirth-change": only_changes,
+    "operational-behavior-data-publish-nbirth-order": in_order,
+    "operational-behavior-data-publish-nbirth-values": lambda r: all(
+        (m.value is not None) or m.name in ("Verdict/Reason", "Verdict/Score")
+        or not m.name.startswith(("Verdict/", "Counters/"))
+        for m in metrics(r, "NBIRTH")
+    ),
+    "case-sensitivity-metric-names": lambda r: len({name.lower() for name in ALIASES})
+    == len(ALIASES),
+    "payloads-dataset-column-num-headers": lambda r: all(
+        len(m.value.columns) == len(m.value.types)
+        for m in metrics(r, "NBIRTH") if isinstance(m.value, DataSet)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tck_id", CHECKS)
+def test_tck_id(record: Record, tck_id: str) -> None:
+    """`tck-id-<tck_id>` of the specification."""
+    assert CHECKS[tck_id](record)
+
+
+def test_what_was_decided_while_the_host_was_away_comes_as_historical(record: Record) -> None:
+    birth, *data = record.of("host back")
+    assert birth.values()["Verdict/Id"] == record.held[-1], "the birth has the present value"
+    old = [item for item in data if any(m.historical for m in item.payload.metrics)]
+    assert [item.values()["Verdict/Id"] for item in old] == record.held
+    assert all(m.historical for item in old for m in item.payload.metrics)
+    live = [item for item in record.of("data") if any(m.historical for m in item.payload.metrics)]
+    assert live == []
+
+
+def test_a_verdict_is_one_message_with_all_that_changed(record: Record) -> None:
+    values = record.of("data", "NDATA")[0].values()
+    assert values["Verdict/Code"] == "FAIL" and values["Verdict/Reason"] == "SURFACE_DENT"
+    assert values["Verdict/Defective Cells"] == 1 and values["Counters/FAIL"] == 1
+    assert values["Verdict/Grids"].rows == (("A", "front", "r5: 6"),)
+
+
+def test_nothing_but_a_rebirth_can_be_commanded(record: Record) -> None:
+    assert [item.kind for item in record.of("no rebirth")] == ["NDATA"]
+
+
+def test_a_burst_of_rebirth_requests_is_answered_twice(record: Record) -> None:
+    """At once, and once more after the pause for those that came in between."""
+    first, second = record.of("rebirth", "NBIRTH")
+    assert (second.payload.timestamp or 0) - (first.payload.timestamp or 0) >= 900
+
+
+def test_bd_seq_is_on_disk_before_it_is_used(record: Record) -> None:
+    assert record.stored == [0, 1, 2]
+
+
+# The CONNECT packet itself, and what the broker is not needed for
+
+
+def connect_packet(config: MqttConfig, server: socket.socket, state: Path) -> bytes:
+    """The CONNECT that a mirror sends to a server that then hangs up."""
+    with Mirror(config, SparkplugConfig("plant"), state, reconnect_s=(0.01, 0.02)):
+        connection, _ = server.accept()
+        with connection:
+            return connection.recv(4096)
+
+
+def field_at(packet: bytes, at: int) -> tuple[bytes, int]:
+    length = int.from_bytes(packet[at : at + 2], "big")
+    return packet[at + 2 : at + 2 + length], at + 2 + length
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"), [(None, 0), ({"bdSeq": 6}, 7), ({"bdSeq": 255}, 0), ({"bdSeq": -9}, 0)]
+)
+def test_connect_packet(tmp_path: Path, before: dict[str, int] | None, expected: int) -> None:
+    """tck-id-principles-persistence-clean-session-311, tck-id-payloads-ndeath-will-message-retain,
+    tck-id-message-flow-edge-node-birth-publish-will-message-qos, bdSeq over a restart."""
+    state = tmp_path / "sparkplug.json"
+    if before is not None:
+        state.write_text(json.dumps(before))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        config = MqttConfig(port=server.getsockname()[1], station="s1")
+        packet = connect_packet(config, server, state)
+    assert packet[0] == 0x10
+    start = packet.index(b"\x00\x04MQTT")
+    assert packet[start + 6] == 4, "MQTT 3.1.1"
+    flags = packet[start + 7]
+    assert flags & 0x02, "clean session"
+    assert flags & 0x04 and (flags >> 3) & 3 == 1 and not flags & 0x20, "will: QoS 1, not retained"
+    client, at = field_at(packet, start + 10)
+    topic, at = field_at(packet, at)
+    body, _ = field_at(packet, at)
+    assert (client, topic) == (b"s1-sparkplug", b"spBv1.0/plant/NDEATH/s1")
+    (metric,) = decode(body).metrics
+    assert (metric.name, metric.value, decode(body).seq) == ("bdSeq", expected, None)
+
+
+class Silent:
+    """A connection without a broker: keeps what is published; `gone` makes the next one fail."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes]] = []
+        self.filters: tuple[str, ...] = ()
+        self.alive = True
+        self.closed = self.dropped = False
+        self.gone = False
+
+    def subscribe(self, filters: tuple[str, ...]) -> None:
+        self.filters = filters
+
+    def publish(self, topic: str, body: bytes, qos: int = 0) -> None:
+        if self.gone:
+            raise LinkError("gone")
+        self.sent.append((topic.split("/")[2], body))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+class Bench:
+    """A mirror on `Silent` connections."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.sessions: list[Silent] = []
+        self.emits: list[Callable[[Event], None]] = []
+        self.refuse = 0
+        self.mirror = Mirror(
+            MqttConfig(station="s1"), SparkplugConfig("plant", **settings), folder / "s.json",
+            connect=self.connect, reconnect_s=(0.01, 0.02),
+        )  # fmt: skip
+
+    def connect(
+        self, _: MqttConfig, __: str, ___: str, ____: bytes, emit: Callable[[Event], None]
+    ) -> Silent:
+        if self.refuse:
+            self.refuse -= 1
+            raise LinkError("no connection")
+        self.emits.append(emit)
+        self.sessions.append(Silent())
+        return self.sessions[-1]
+
+    def kinds(self, session: int = 0) -> list[str]:
+        return [kind for kind, _ in self.sessions[session].sent]
+
+
+def test_verdicts_wait_for_a_broker_and_only_the_newest_are_kept(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, keep=5)
+    bench.refuse = 3
+    for number in range(8):
+        bench.mirror.verdict(verdict(result_id=f"r{number}").to_dict())
+    assert (bench.mirror.held, bench.mirror.lost) == (5, 3)
+    with bench.mirror:
+        assert wait_for(lambda: bench.sessions and len(bench.sessions[0].sent) == 6)
+        (_, birth), *held = bench.sessions[0].sent
+        values = {item.name: item.value for item in decode(birth).metrics}
+        assert values["Counters/Total"] == 8 and values["Verdict/Id"] == "r7"
+        ids = [
+            next(m.value for m in decode(body, TYPES).metrics if m.alias == ALIASES["Verdict/Id"])
+            for _, body in held
+        ]
+        assert ids == ["r3", "r4", "r5", "r6", "r7"]
+    assert bench.kinds() == ["NBIRTH", *["NDATA"] * 5, "NDEATH"] and bench.sessions[0].closed
+
+
+def test_a_connection_that_breaks_is_dropped_and_the_next_is_born_anew(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    with bench.mirror:
+        assert wait_for(lambda: bench.mirror.born)
+        bench.sessions[0].gone = True
+        bench.mirror.verdict(verdict(result_id="late").to_dict())
+        assert wait_for(lambda: len(bench.sessions) == 2 and "NDATA" in bench.kinds(1))
+        assert bench.sessions[0].dropped
+        bench.emits[1](Down(None, "reset"))
+        assert wait_for(lambda: len(bench.sessions) == 3 and bench.kinds(2))
+        bench.sessions[2].alive = False
+        bench.mirror.update({"State/Mode": "READY"})
+        assert wait_for(lambda: len(bench.sessions) == 4)
+
+
+def test_a_retained_rebirth_request_is_of_another_time(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    body = encode(Payload((Metric("Node Control/Rebirth", True, DataType.BOOLEAN),), 1))
+    with bench.mirror:
+        assert wait_for(lambda: bench.mirror.born)
+        time.sleep(1.05)
+        bench.emits[0](Inbound("spBv1.0/plant/NCMD/s1", body, retained=True))
+        bench.mirror.update({"State/Mode": "READY"})
+        assert wait_for(lambda: "NDATA" in bench.kinds())
+        assert bench.mirror.births == 1
+        bench.emits[0](Inbound("spBv1.0/plant/NCMD/s1", body))
+        assert wait_for(lambda: bench.mirror.births == 2)
+
+
+def test_without_a_primary_host_nothing_is_waited_for(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    with bench.mirror:
+        assert wait_for(lambda: bench.mirror.born)
+        assert bench.sessions[0].filters == ("spBv1.0/plant/NCMD/s1",)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"group": "a/b"}, {"group": "+"}, {"group": ""}, {"group": "p", "node": "#"},
+     {"group": "p", "primary_host": "x/y"}, {"group": "p", "keep": 0}],
+)  # fmt: skip
+def test_ids_that_topics_cannot_carry(settings: dict[str, Any]) -> None:
+    """tck-id-topic-structure-namespace-valid-group-id, -valid-edge-node-id."""
+    with pytest.raises(ContractError):
+        SparkplugConfig(**settings)
+
+
+# The encoder
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (DataType.INT32, -5), (DataType.INT32, 2**31 - 1), (DataType.INT64, -(2**63)),
+        (DataType.UINT64, 2**64 - 1), (DataType.DOUBLE, 0.1), (DataType.FLOAT, 0.5),
+        (DataType.BOOLEAN, False), (DataType.STRING, "Prüfling"), (DataType.STRING, ""),
+        (DataType.BYTES, b"\x00\xff"), (DataType.DATETIME, 1_796_000_000_000), (DataType.INT32, 0),
+        (DataType.STRING, None),
+        (DataType.DATASET, DataSet(("a", "b"), (DataType.STRING, DataType.INT32),
+                                   (("x", -1), ("y", 2)))),
+        (DataType.DATASET, DataSet(("a",), (DataType.STRING,))),
+    ],
+)  # fmt: skip
+def test_values_survive_the_wire(kind: DataType, value: Any) -> None:
+    metric = Metric("m", value, kind, 1, 2, True, {"engUnit": "mm", "Quality": 192})
+    assert decode(encode(Payload((metric,), 3, 255))) == Payload((metric,), 3, 255)
+
+
+def test_bytes_on_the_wire_are_those_of_the_specification() -> None:
+    """Field numbers and wire types, written out by hand."""
+    metric = Metric("a", 7, DataType.INT64, 5, 1, properties={})
+    body = encode(Payload((metric,), 3, 2))
+    assert body.hex() == "0803" + "120b" + "0a0161" + "1001" + "1805" + "2004" + "5807" + "1802"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"\xff\xff", b"\x12\x05ab", b"\x08", b"\x12\x03\x0a\x01\xff",
+     bytes.fromhex("12078a0104080118fa0b")],
+)  # fmt: skip
+def test_bytes_that_are_no_payload(body: bytes) -> None:
+    with pytest.raises(InputError, match="not a Sparkplug B payload"):
+        decode(body)
+
+
+def test_a_metric_that_the_birth_does_not_have_is_a_mistake_of_the_programmer() -> None:
+    with pytest.raises(KeyError):
+        Node("g", "n", 0, {"Verdict/Colour": "red"})
+
+
+# A decoder that others wrote
+
+
+DECODER = """
+const sparkplug = require('sparkplug-payload').get('spBv1.0');
+for (const line of require('fs').readFileSync(0, 'utf8').trim().split('\\n')) {
+  const found = sparkplug.decodePayload(Buffer.from(line, 'base64'));
+  console.log(JSON.stringify(found, (_, v) => typeof v === 'bigint' ? Number(v) :
+    v && v.low !== undefined && v.high !== undefined ? v.high * 4294967296 + (v.low >>> 0) : v));
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def npm_package(request: pytest.FixtureRequest) -> Path:
+    """Where sparkplug-payload is installed; once, in pytest's own cache."""
+    if not (shutil.which("node") and shutil.which("npm")):
+        pytest.skip("no node and npm here")
+    assert request.config.cache is not None
+    folder = Path(request.config.cache.mkdir("sparkplug-payload"))
+    if not (folder / "node_modules" / ".package-lock.json").exists():  # npm's last word
+        got = subprocess.run(
+            ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", folder,
+             "sparkplug-payload@1.0.3"],
+            cwd=folder, capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        if got.returncode:
+            pytest.skip(f"npm cannot get sparkplug-payload: {got.stderr.strip()[-200:]}")
+    return folder
+
+
+def test_the_npm_package_decodes_births_and_data(npm_package: Path) -> None:
+    """Its decoder takes the type of a value from the same message: `sparkplug.datatypes`."""
+    node = Node("plant", "s1", 200, {"Model/Name": "nano", "Counters/Total": 3}, types=True)
+    birth = node.birth()
+    result = result_of(verdict(front=[(4, 5), (0, 0)], result_id="r1").to_dict())
+    data = node.data(node.update(result.values, result.timestamp))
+    lines = [base64.b64encode(body).decode() for body in (birth, data, node.history(result))]
+    got = subprocess.run(
+        ["node", "-e", DECODER], cwd=npm_package, input="\n".join(lines),
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    born, live, old = map(json.loads, got.stdout.splitlines())
+    values = {item["name"]: item for item in born["metrics"]}
+    assert born["seq"] == 0 and values["bdSeq"]["value"] == 200
+    assert values["bdSeq"]["type"] == "Int64" and values["Node Control/Rebirth"]["value"] is False
+    assert values["Model/Name"]["value"] == "nano" and values["Counters/Total"]["value"] == 3
+    assert values["Verdict/Code"]["value"] is None and values["Verdict/Grids"]["type"] == "DataSet"
+    assert values["Verdict/Duration"]["properties"]["engUnit"]["value"] == "ms"
+    assert (live["seq"], old["seq"]) == (1, 2)
+    told = {NAMES[item["alias"]]: item["value"] for item in live["metrics"]}
+    assert told["Verdict/Code"] == "FAIL" and told["Verdict/Defective Cells"] == 2
+    assert told["Verdict/Grids"]["rows"] == [["A", "front", "r1: 1; r5: 6"]]
+    assert set(told) == {name for name, value in result.values.items() if value is not None}
+    assert all(item.get("isHistorical") for item in old["metrics"])
