@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from forge_station.capture.base import Frame
-from forge_station.capture.camera import Camera, CameraSettings, open_camera
+from forge_station.capture.camera import Camera, CameraSettings, TriggerMode, open_camera
 from forge_station.errors import (
     CameraLostError,
     CameraNotFoundError,
@@ -63,16 +63,13 @@ class CameraConformance:
 
     @pytest.fixture
     def camera(self, settings: CameraSettings) -> Iterator[Camera]:
-        camera = self.open(settings)
-        try:
+        with closing(self.open(settings)) as camera:
             yield camera
-        finally:
-            camera.close()
 
     def grab(self, camera: Camera) -> Frame:
         return camera.grab(self.frame_s)
 
-    def need(self, camera: Camera, trigger: str) -> None:
+    def need(self, camera: Camera, trigger: TriggerMode) -> None:
         if trigger not in camera.describe().triggers:
             pytest.skip(f"the camera has no {trigger} trigger")
 
@@ -219,20 +216,18 @@ class CameraConformance:
         assert health.incomplete >= 0 and health.dropped >= 0
 
     def test_a_closed_camera_is_lost_and_may_be_closed_again(
-        self, camera: Camera, settings: CameraSettings
+        self, settings: CameraSettings
     ) -> None:
+        camera = self.open(settings)
         self.start(camera)
         self.next(camera)
         camera.close()
         camera.close()
         with pytest.raises(CameraLostError):
             self.start(camera)
-        again = self.open(settings)  # and the device is free for the next
-        try:
+        with closing(self.open(settings)) as again:  # and the device is free for the next
             self.start(again)
             self.next(again)
-        finally:
-            again.close()
 
     def test_no_device_is_not_found_in_time(self, settings: CameraSettings) -> None:
         if self.absent is None:
@@ -252,9 +247,6 @@ class CameraConformance:
         options = {**settings.options, "NoSuchOption": 1}
         with suppress(CaptureError):
             self.open(replace(settings, options=options)).close()
-        camera = self.open(settings)
-        try:
+        with closing(self.open(settings)) as camera:
             self.start(camera)
             self.next(camera)
-        finally:
-            camera.close()
