@@ -13,7 +13,7 @@ from forge_station import bench, demo, offline, version
 from forge_station.capture import patterns
 from forge_station.config import load_station
 from forge_station.errors import StationError
-from forge_station.mes import listen
+from forge_station.mes import acl, command_client, listen
 
 USAGE_ERROR = 64
 _PIPE_CLOSED = 141  # as a shell reports SIGPIPE; 0 would say that a part passed
@@ -98,6 +98,17 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     patterns.add_arguments(command)
+
+    command = commands.add_parser("command", help="command a station through the broker")
+    command_client.add_arguments(command)
+    _station_argument(command)
+    command.set_defaults(run=lambda args: command_client.run(args, load_station(args.station).mqtt))
+
+    command = commands.add_parser("acl", help="write the access rules of a mosquitto broker")
+    acl.add_arguments(command)
+    command.set_defaults(
+        run=lambda args: acl.run(args, [load_station(item).mqtt for item in args.stations])
+    )
 
     command = commands.add_parser(
         "bench",

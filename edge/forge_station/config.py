@@ -20,6 +20,7 @@ from forge_station.contract.error import ContractError, Fault
 from forge_station.contract.record import Count, Limit, NotNegative, Probability
 from forge_station.contract.spec import LineSpec, parse_line
 from forge_station.errors import ConfigError
+from forge_station.mes.command import CommandConfig
 from forge_station.mes.topics import MqttConfig
 from forge_station.signing import PublicKey, public_key
 
@@ -90,6 +91,8 @@ class StationConfig:
     mqtt: MqttConfig = field(default_factory=MqttConfig)
     broker: Literal["external", "embedded", "none"] = "external"
     """embedded: the station starts a demo broker on 127.0.0.1. none: results stay in the outbox."""
+    commands: CommandConfig = field(default_factory=CommandConfig)
+    """Who may command the station through the broker."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
     """Operating points that replace those of the bundle, by name."""
     runtime: Runtime = Runtime()

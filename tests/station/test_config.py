@@ -14,6 +14,7 @@ from forge_station import config
 from forge_station.checks import Thresholds
 from forge_station.contract.spec import LineSpec, Product, Rules
 from forge_station.errors import ConfigError, ContractError, StationError
+from forge_station.mes.command import CommandConfig, CommandKey
 from forge_station.mes.topics import FlatTopic, MqttConfig
 
 LINE = """
@@ -218,6 +219,8 @@ def sections() -> list[type]:
         config.Runtime,
         MqttConfig,
         FlatTopic,
+        CommandConfig,
+        CommandKey,
         LineSpec,
         Product,
         Rules,
