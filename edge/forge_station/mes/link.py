@@ -8,6 +8,7 @@ only queue. An error inside a callback would end that thread without a word, see
 from __future__ import annotations
 
 import logging
+import secrets
 import socket
 import ssl
 import threading
@@ -23,7 +24,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from forge_station.errors import LinkError
-from forge_station.mes.topics import MqttConfig
+from forge_station.mes import credentials
+from forge_station.mes.topics import MqttConfig, probe_topic
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ CONNECT_TIMEOUT_S = 5.0
 SESSION_EXPIRY_S = 3600
 WILL_DELAY_S = 5
 """A station that is back within it was never away, as far as the will is concerned."""
+INBOUND_BYTES = 2_000_000
+"""The broker sends the station nothing larger (MQTT 5)."""
 WINDOW = 20
 """Most messages on their way at once; a broker may demand fewer."""
 
@@ -165,12 +169,16 @@ class _Accepted:
 def connect(config: MqttConfig, will: Outgoing, emit: Emit) -> Link:
     """Connect and wait for the broker's consent, 5 s at most for each of the two.
 
-    Raises LinkError with what to do when the broker cannot be reached or refuses.
+    With MQTT 3.1.1, where a refused message is confirmed like any other, a probe must come back
+    before anything is sent. Raises LinkError with what to do when the broker cannot be reached or
+    refuses.
     """
     where = f"{config.host}:{config.port}"
+    credentials.require(config)
     client = _client(config, will)
     answered: list[_Accepted | LinkError] = []
     ready = threading.Event()
+    probe, probed = secrets.token_hex(8).encode(), threading.Event()
 
     def on_connect(
         _: mqtt.Client, __: Any, flags: mqtt.ConnectFlags, reason: ReasonCode,
@@ -209,6 +217,10 @@ def connect(config: MqttConfig, will: Outgoing, emit: Emit) -> Link:
             log.error("mqtt: the broker refuses a subscription: %s", ", ".join(refused))
 
     def on_message(_: mqtt.Client, __: Any, message: mqtt.MQTTMessage) -> None:
+        if message.topic == probe_topic(config):
+            if bytes(message.payload) == probe:
+                probed.set()
+            return
         given = message.properties
         emit(
             Inbound(
@@ -230,6 +242,7 @@ def connect(config: MqttConfig, will: Outgoing, emit: Emit) -> Link:
             properties = _properties(PacketTypes.CONNECT)
             properties.SessionExpiryInterval = SESSION_EXPIRY_S
             properties.ReceiveMaximum = WINDOW
+            properties.MaximumPacketSize = INBOUND_BYTES
             client.connect(
                 config.host, config.port, config.keepalive_s,
                 clean_start=False, properties=properties,
@@ -254,6 +267,13 @@ def connect(config: MqttConfig, will: Outgoing, emit: Emit) -> Link:
     if isinstance(answer, LinkError):
         end(client, thread)
         raise answer
+    if config.version == "3.1.1":
+        client.subscribe(probe_topic(config), 1)
+        client.publish(probe_topic(config), probe, 1)
+        if not probed.wait(CONNECT_TIMEOUT_S):
+            end(client, thread)
+            raise _unprobed(where, config)
+        client.unsubscribe(probe_topic(config))
     return Link(client, thread, config.version, answer)
 
 
@@ -338,6 +358,18 @@ def _unanswered(where: str, got: str, config: MqttConfig) -> LinkError:
         got=got,
         action=f"check that this is an MQTT port and that the broker knows MQTT {config.version};"
         " a broker without MQTT 5 needs mqtt.version: '3.1.1'",
+    )
+
+
+def _unprobed(where: str, config: MqttConfig) -> LinkError:
+    """MQTT 3.1.1 confirms what it refuses: without this the station would lose in silence."""
+    return LinkError(
+        "the broker confirms messages but does not deliver them",
+        which=f"{where}, MQTT 3.1.1, topic {probe_topic(config)}",
+        expected=f"the station's own probe within {CONNECT_TIMEOUT_S:g} s",
+        got="nothing",
+        action="allow the station to write evt/# and to read evt/probe, or use MQTT 5, which"
+        " reports refusals",
     )
 
 

@@ -25,7 +25,7 @@ from forge_station.contract.error import ContractError
 from forge_station.errors import LinkError
 from forge_station.mes import schema
 from forge_station.mes.link import SESSION_EXPIRY_S, password_of, tls_context
-from forge_station.mes.topics import MqttConfig, events_filter, statuses_filter
+from forge_station.mes.topics import MqttConfig, events_filter, probe_topic, statuses_filter
 from forge_station.mes.tracking import Observation, Tracker
 
 
@@ -186,7 +186,8 @@ class Listener:
             self._subscribed.set()
 
         def on_message(_: mqtt.Client, __: Any, message: mqtt.MQTTMessage) -> None:
-            self._arrived.put((message.topic, bytes(message.payload), message.retain))
+            if message.topic != probe_topic(self._config):
+                self._arrived.put((message.topic, bytes(message.payload), message.retain))
 
         client.on_connect = on_connect
         client.on_subscribe = on_subscribe

@@ -22,11 +22,12 @@ HISTORICAL_S = 60.0
 """A row that is sent so long after it was made says so (`historical`)."""
 
 
-def row_message(row: Row, epoch: str, *, again: bool = False) -> Outgoing:
+def row_message(config: MqttConfig, row: Row, epoch: str, *, again: bool = False) -> Outgoing:
     """A stored row with its delivery fields, the same bytes on every repeat.
 
-    The user property `historical` is there when the row is old news: sent again, or made a minute
-    ago or longer. Raises ValueError for a body that is no JSON object.
+    User properties are the CloudEvents attributes, with `epoch` and `seq`, and `historical` when
+    the row is old news: sent again, or made a minute ago or longer. Raises ValueError for a body
+    that is no JSON object.
     """
     body = stamped(
         row.body,
@@ -39,9 +40,10 @@ def row_message(row: Row, epoch: str, *, again: bool = False) -> Outgoing:
     )
     properties = [
         ("id", row.id),
+        *_attributes(config, row.stream),
+        ("time", row.created_utc),
         ("epoch", epoch),
         ("seq", str(row.seq)),
-        ("type", f"forge-station.{row.stream}"),
     ]
     if again or _age_s(row.created_utc) > HISTORICAL_S:
         properties.append(("historical", "true"))
@@ -59,7 +61,10 @@ def status_message(config: MqttConfig, name: str, fields: Mapping[str, Any]) -> 
     """A status, retained as its topic says."""
     topic = TOPICS[name]
     body = payloads.status_body(name, config.root, fields)
-    return Outgoing(topic_of(config, name), body, topic.qos, topic.retain, topic.expiry_s)
+    return Outgoing(
+        topic_of(config, name), body, topic.qos, topic.retain, topic.expiry_s,
+        properties=_attributes(config, name),
+    )  # fmt: skip
 
 
 def gone_message(
@@ -96,6 +101,17 @@ def birth_fields(outbox: Outbox) -> dict[str, Any]:
         "schemas": [TOPICS[item].schema for item in (*STREAMS, *STATUSES)],
         "previousShutdown": outbox.previous_shutdown,
     }
+
+
+def _attributes(config: MqttConfig, kind: str) -> tuple[tuple[str, str], ...]:
+    """The CloudEvents attributes that are the same for every message of a kind."""
+    schema = TOPICS[kind].schema.replace("/", "-") if kind in TOPICS else f"{kind}-1.0"
+    return (
+        ("specversion", "1.0"),
+        ("type", f"forge-station.{kind}"),
+        ("source", config.root),
+        ("dataschema", f"{schema}.json"),
+    )
 
 
 def _age_s(created_utc: str) -> float:

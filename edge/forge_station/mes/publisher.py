@@ -9,7 +9,8 @@ level 2 (`mqtt.receipts`) on a receipt of the consumer, and nothing is sent whil
 * 0x97, quota exceeded: the same.
 * any other code from 0x80: to the dead letters, with an alarm.
 * the connection ends: what was on its way is sent again, with the same id.
-* the broker comes back without its memory: so is what it confirmed in the last seconds.
+* the broker comes back without its memory: so is what it confirmed in the last seconds, unless a
+  consumer that sends receipts was there: it says what it misses.
 """
 
 from __future__ import annotations
@@ -79,9 +80,7 @@ class Publisher:
     ) -> None:
         self._outbox = outbox
         self._config = config
-        self._birth = dict(birth or {})
-        fields = {**publication.birth_fields(outbox), **self._birth}
-        payloads.status_body("birth", config.root, fields)
+        self._birth: dict[str, Any] = {}
         self._timing = timing or Timing()
         self._connect = connect
         self._events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
@@ -110,6 +109,8 @@ class Publisher:
         self._again: deque[Row] = deque()
         self._handlers: dict[str, Handler] = {topic_of(config, "receipt", "+"): self._receipt}
         self._replies: deque[Outgoing] = deque(maxlen=REPLIES_WAITING)
+        self._retained: dict[str, bytes] = {}
+        self.add_birth(birth or {})
 
     def __enter__(self) -> Publisher:
         self.start()
@@ -173,11 +174,36 @@ class Publisher:
         self._replies.append(message)
         self._wake()
 
+    def set_retained(self, topic: str, body: bytes) -> None:
+        """Keep the newest `body` at a topic of the site's choice: retained, QoS 0."""
+        with self._lock:
+            self._retained[topic] = body
+            self._unsent[topic] = None
+        self._wake()
+
+    def add_birth(self, fields: Mapping[str, Any]) -> None:
+        """Put further fields into the birth message, now or on the next connect.
+
+        Raises ContractError when they break its schema.
+        """
+        merged = {**self._birth, **fields}
+        every = {**publication.birth_fields(self._outbox), **merged}
+        payloads.status_body("birth", self._config.root, every)
+        with self._lock:
+            self._birth = merged
+            self._unsent["birth"] = None
+        self._wake()
+
     def rebirth(self) -> None:
         """Publish every retained status anew."""
         with self._lock:
-            self._unsent = {"birth": None, "conn": None, **dict.fromkeys(self._statuses)}
+            self._unsent = self._everything()
         self._wake()
+
+    def reconnect(self, reason: str) -> None:
+        """End the present connection without a word and begin another, e.g. with a renewed
+        certificate. What is on its way is sent again."""
+        self._events.put((self._generation, Down(None, reason)))
 
     def replay(self, from_seq: int, to_seq: int, epoch: str) -> Replayed:
         """Send the delivered rows of these seqs again, as far as the outbox still holds them.
@@ -277,6 +303,7 @@ class Publisher:
         else:
             self._last_error = down.text
             log.warning("mqtt: the connection has ended: %s", down.text)
+            self._receipts.ended(time.monotonic())
             self._judge_end()
             link.drop()
         with self._lock:
@@ -288,7 +315,7 @@ class Publisher:
         now = time.monotonic()
         record = self._receipts.record
         lost_memory = not link.session_present and record is None
-        if lost_memory and self._timing.resend_s:
+        if lost_memory and self._timing.resend_s and not self._receipts.followed:
             try:
                 again = self._outbox.resend_recent(self._timing.resend_s)
             except OutboxFull as error:
@@ -307,7 +334,7 @@ class Publisher:
             self._connects += 1
             self._window = link.window
             self._last_error = None
-            self._unsent = {"birth": None, "conn": None, **dict.fromkeys(self._statuses)}
+            self._unsent = self._everything()
             self._settled_at = now + hold
         self._progress_at = now
         receipts = topic_of(self._config, "receipt", "+")
@@ -363,7 +390,10 @@ class Publisher:
             with self._lock:
                 name = next(iter(self._unsent))
                 del self._unsent[name]
-            message = publication.status_message(self._config, name, self._status(name))
+            if name in self._retained:
+                message = Outgoing(name, self._retained[name], qos=0, retain=True)
+            else:
+                message = publication.status_message(self._config, name, self._status(name))
             self._publish(link, message, _Sent(None, name, time.monotonic()))
 
     def _send_replies(self, link: Connection) -> None:
@@ -429,7 +459,7 @@ class Publisher:
     def _send_row(self, link: Connection, row: Row, *, again: bool = False) -> None:
         sent = _Sent(row, None, time.monotonic(), again)
         try:
-            message = publication.row_message(row, self._outbox.epoch, again=again)
+            message = publication.row_message(self._config, row, self._outbox.epoch, again=again)
         except ValueError as error:
             self._bury(sent, FORMAT_INVALID, str(error))
             return
@@ -527,6 +557,10 @@ class Publisher:
         return Backlog(self._outbox, STREAMS, self._timing.no_consumer_s)
 
     # Status
+
+    def _everything(self) -> dict[str, None]:
+        """The retained messages of a station that has just come, in this order."""
+        return {"birth": None, "conn": None, **dict.fromkeys([*self._statuses, *self._retained])}
 
     def _status(self, name: str) -> Mapping[str, Any]:
         if name == "conn":

@@ -88,10 +88,15 @@ class Receipts:
 
     def __init__(self, epoch: str, record: str | None) -> None:
         self.record = record
+        self.followed = False
         self._epoch = epoch
         self._consumers: dict[str, _Consumer] = {}
         self._first: dict[str, int] = {}
         self._sent: dict[str, int] = {}
+
+    def ended(self, now: float) -> None:
+        """The connection has ended. `followed`: somebody was there who will say what it misses."""
+        self.followed = any(self.alive(name, now) for name in self._consumers)
 
     def connected(self) -> None:
         """A new connection: who is there has yet to be heard, and nothing was sent on it."""

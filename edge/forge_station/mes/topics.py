@@ -235,6 +235,11 @@ def events_filter(config: MqttConfig) -> str:
     return f"{config.root}/insp/v1/evt/#"
 
 
+def probe_topic(config: MqttConfig) -> str:
+    """Where a station without MQTT 5 sends itself a message, to see that it may write events."""
+    return f"{config.root}/insp/v1/evt/probe"
+
+
 def statuses_filter(config: MqttConfig) -> str:
     """The subscription that receives the retained status of the station."""
     return f"{config.root}/insp/v1/sts/#"
