@@ -44,7 +44,7 @@ CODES: Mapping[str, Code] = {
     "OUTBOX_90": Code(700, "The outbox is 90 % full."),
     "OUTBOX_FULL": Code(1000, "The outbox takes no more results: the line must stop."),
     "OUTBOX_RENEWED": Code(900, "A damaged outbox was moved aside; a new epoch began.", event=True),
-    "DEAD_LETTER": Code(800, "The broker has refused messages for good."),
+    "DEAD_LETTER": Code(800, "A message was refused for good and is kept.", event=True),
     "DISK_LOW": Code(800, "Little free space on the outbox's disk."),
     "CLOCK_UNSYNCED": Code(300, "The clock is not synchronised: order by seq, not by time."),
     "CERT_EXPIRING": Code(500, "The station's TLS certificate ends in 30 days or less."),
