@@ -201,7 +201,9 @@ def test_what_nobody_may_write_is_refused_and_reaches_nobody(peers: Any) -> None
     parties = {name: peers(name).subscribe("#") for name in ("s1", "s2", "historian", "mes")}
     answers = {case: parties[case[0]].publish(topic(*case[1:])) for case in FORBIDDEN}
     assert answers == dict.fromkeys(FORBIDDEN, 0x87)
-    assert {name: peer.arrived() for name, peer in parties.items()} == dict.fromkeys(parties, [])
+    assert {name: peer.arrived() for name, peer in parties.items()} == {
+        name: [] for name in parties
+    }
 
 
 def test_what_each_may_write_arrives_where_it_should(plant: Plant, peers: Any) -> None:

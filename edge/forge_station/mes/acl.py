@@ -65,6 +65,8 @@ def acl(parties: Parties) -> str:
         lines.append(f"user {station.station}")
         lines += [f"topic write {own}/{level}/#" for level in WRITTEN]
         lines.append(f"topic read {own}/in/#")
+        if station.version == "3.1.1":  # it publishes there to see whether it may, see `link`
+            lines.append(f"topic read {own}/evt/probe")
         for flat in station.flat:
             topic = filled(flat.topic, station)
             lines.append(f"topic write {topic}" + ("/+" if flat.format == "values" else ""))
@@ -77,7 +79,7 @@ def acl(parties: Parties) -> str:
             lines += [
                 f"topic read {filled(flat.topic, station)}/#" for flat in station.flat
             ]  # `a/#` is also `a`
-            if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+            if re.fullmatch(r"[A-Za-z0-9_-]{1,32}", name):
                 lines.append(f"topic write {own}/in/receipt/{name}")
             if name in parties.commanders:
                 lines.append(f"topic write {own}/in/cmd/+")
