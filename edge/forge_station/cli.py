@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from forge_station import bench, demo, offline, version
+from forge_station import bench, calibrate_command, demo, offline, version
 from forge_station.capture import patterns
 from forge_station.config import load_station
 from forge_station.errors import StationError
@@ -98,6 +98,13 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     patterns.add_arguments(command)
+
+    command = commands.add_parser(
+        "calibrate",
+        help="calibrate a scan head from board poses, and check it",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    calibrate_command.add_arguments(command)
 
     command = commands.add_parser("command", help="command a station through the broker")
     command_client.add_arguments(command)

@@ -26,7 +26,7 @@ from forge_station.errors import CalibrationError, CaptureError
 
 Float = NDArray[np.float64]
 # Black print returns a tenth of the light that a part does.
-_INK = Limits(contrast=8, modulation=4.0, pair_contrast=3, pair_white_minus_black=10)
+_INK = Limits(contrast=6, modulation=3.0, pair_contrast=2, pair_white_minus_black=6)
 _WINDOW_PX = (5, 24)  # half size of the neighbourhood of a corner, least and most
 _WINDOW_OF_SQUARE = 0.45
 _FILLED = 0.5  # share of the neighbourhood that must have a code
@@ -70,8 +70,8 @@ class Deviation:
 class PoseResidual:
     """rms reprojection errors of one pose, px, and how the board was held.
 
-    tilt_deg (about the image's x and y axis) and distance_mm of the board in the camera frame;
-    board_from_camera float64 [4, 4].
+    tilt_deg (about the image's x and y axis) and distance_mm of the board in the camera frame.
+    camera_error, projector_error float64 [N, 2]: per corner, found minus true.
     """
 
     name: str
@@ -80,7 +80,8 @@ class PoseResidual:
     projector_px: float
     tilt_deg: tuple[float, float]
     distance_mm: float
-    board_from_camera: Float
+    camera_error: Float
+    projector_error: Float
 
     @property
     def worst_px(self) -> float:
@@ -302,36 +303,45 @@ def _one(
 def _residual(
     view: View, board: Board, camera: Optics, projector: Optics, projector_from_camera: Float
 ) -> PoseResidual:
-    pose, camera_px = camera_pose(view, board, camera)
+    pose = camera_pose(view, board, camera)
     seen = board.corners_mm[view.ids] @ pose[:3, :3].T + pose[:3, 3]
     there = seen @ projector_from_camera[:3, :3].T + projector_from_camera[:3, 3]
-    error = projector.project(there) - view.projector
-    normal = pose[:3, 2]  # into the board
-    centre = pose[:3, :3] @ board.centre_mm + pose[:3, 3]
+    camera_error = view.camera - camera.project(seen)
+    projector_error = view.projector - projector.project(there)
     return PoseResidual(
         name=view.name,
         corners=len(view.ids),
-        camera_px=camera_px,
-        projector_px=float(np.sqrt((error**2).sum(axis=1).mean())),
-        tilt_deg=(
-            float(np.degrees(np.arctan2(-normal[1], normal[2]))),
-            float(np.degrees(np.arctan2(normal[0], normal[2]))),
-        ),
-        distance_mm=float(centre[2]),
-        board_from_camera=np.asarray(np.linalg.inv(pose), np.float64),
+        camera_px=_rms(camera_error),
+        projector_px=_rms(projector_error),
+        tilt_deg=tilt(pose),
+        distance_mm=float((pose[:3, :3] @ board.centre_mm + pose[:3, 3])[2]),
+        camera_error=camera_error,
+        projector_error=projector_error,
     )
 
 
-def camera_pose(view: View, board: Board, camera: Optics) -> tuple[Float, float]:
-    """camera_from_board float64 [4, 4] from the camera's corners, and their rms error in px."""
+def tilt(camera_from_board: Float) -> tuple[float, float]:
+    """Degrees about the image's x axis (upper edge away: positive) and y axis (right edge away)."""
+    normal = camera_from_board[:3, 2]  # into the board
+    return (
+        float(np.degrees(np.arctan2(normal[1], normal[2]))),
+        float(np.degrees(np.arctan2(-normal[0], normal[2]))),
+    )
+
+
+def _rms(errors: Float) -> float:
+    return float(np.sqrt((errors**2).sum(axis=1).mean()))
+
+
+def camera_pose(view: View, board: Board, camera: Optics) -> Float:
+    """camera_from_board float64 [4, 4] from the camera's corners alone."""
     points = board.corners_mm[view.ids]
     ok, turn, shift = cv2.solvePnP(points, view.camera, camera.matrix, camera.distortion)
     pose = np.eye(4)
     pose[:3, :3], pose[:3, 3] = cv2.Rodrigues(turn)[0], np.ravel(shift)
     if not ok or not np.isfinite(pose).all():
         raise CalibrationError("the pose of the board cannot be found", which=view.name)
-    error = camera.project(points @ pose[:3, :3].T + pose[:3, 3]) - view.camera
-    return pose, float(np.sqrt((error**2).sum(axis=1).mean()))
+    return pose
 
 
 def outliers(poses: Sequence[PoseResidual]) -> tuple[str, ...]:
@@ -387,15 +397,15 @@ def measure(view: View, board: Board, calibration: Calibration) -> BoardFit:
     fitted = true @ pose[:3, :3].T + pose[:3, 3]
     away = (points - points.mean(axis=0)) @ np.linalg.svd(points - points.mean(axis=0))[2][2]
     shifted = View(view.name, view.ids, pixels, view.projector, 0.0, 0, view.white)
-    by_camera, camera_px = camera_pose(shifted, board, camera)
+    by_camera = camera_pose(shifted, board, camera)
     seen = true @ by_camera[:3, :3].T + by_camera[:3, 3]
     m = calibration.projector_from_camera
     error = projector.project(seen @ m[:3, :3].T + m[:3, 3]) - (code + offset)
     known = error if view.both_axes else error[:, :1]
     return BoardFit(
         corners=len(view.ids),
-        camera_px=camera_px,
-        projector_px=float(np.sqrt((known**2).sum(axis=1).mean())),
+        camera_px=_rms(camera.project(seen) - pixels),
+        projector_px=_rms(known),
         scale_error=scale - 1.0,
         plane_mm=float(np.sqrt((away**2).mean())),
         shape_mm=float(np.sqrt(((points - fitted) ** 2).sum(axis=1).mean())),

@@ -1,4 +1,4 @@
-"""Calibration files: our YAML, and import of OpenCV FileStorage calibrations.
+"""Calibration files: our YAML, and OpenCV FileStorage calibrations in and out.
 
 Does not know optics beyond their shape. All problems of a file are reported in one error.
 """
@@ -27,10 +27,12 @@ def save(calibration: Calibration, path: Path) -> None:
     """Write YAML with its digest."""
     content = {**to_dict(calibration), "digest": calibration.digest}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_text(
         yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100),
         encoding="utf-8",
     )
+    partial.replace(path)
 
 
 def load(path: Path) -> Calibration:
@@ -186,6 +188,48 @@ def import_opencv(
         rms_px=float(rms),
         notes={"imported_from": path.name},
     )
+
+
+def export_opencv(calibration: Calibration, path: Path) -> None:
+    """Write the nodes that `import_opencv` reads, as .xml, .yml or .json by the suffix.
+
+    More nodes say what such files leave out: code_step, projector_size (width, height),
+    transform_direction, pattern and digest. The principal points are moved to OpenCV's convention
+    (the centre of pixel 0 is 0).
+    """
+    if path.suffix.lower() not in (".xml", ".yml", ".yaml", ".json"):
+        raise CalibrationError(
+            "file of unknown kind", which=path, expected=".xml, .yml or .json", got=path.suffix
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".part-{path.name}")
+    camera, projector = calibration.camera, calibration.projector
+    origin = np.zeros((3, 3))
+    origin[:2, 2] = calibration.pixel_centre
+    transform = calibration.projector_from_camera
+    storage = cv2.FileStorage(str(partial), cv2.FILE_STORAGE_WRITE)
+    if not storage.isOpened():
+        raise CalibrationError("cannot write", which=path)
+    try:
+        for name, values in (
+            ("img_shape", np.array([camera.image_size[::-1]], np.int32)),
+            ("projector_size", np.array([projector.image_size], np.int32)),
+            ("cam_int", camera.matrix - origin),
+            ("cam_dist", camera.distortion.reshape(1, 5)),
+            ("proj_int", projector.matrix - origin),
+            ("proj_dist", projector.distortion.reshape(1, 5)),
+            ("rotation", transform[:3, :3]),
+            ("translation", transform[:3, 3:]),
+        ):
+            storage.write(name, np.ascontiguousarray(values))
+        storage.write("rms", float(calibration.rms_px))
+        storage.write("code_step", calibration.pattern.code_step)
+        storage.write("transform_direction", "projector_from_camera")
+        storage.write("pattern", f"{calibration.pattern.kind} {calibration.pattern.axis}")
+        storage.write("digest", calibration.digest)
+    finally:
+        storage.release()
+    partial.replace(path)
 
 
 class _Reader:

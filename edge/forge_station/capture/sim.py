@@ -1,20 +1,23 @@
-"""The scanner of the demo: parts that were laid out virtually, seen by a simulated head.
+"""Simulated scanners: parts that were laid out virtually (the demo), and a calibration board.
 
-Knows the driver protocol, not which parts there are: the caller supplies what lies on the tray for
-a trigger.
+They know the driver protocol, not which parts there are: the caller supplies what lies on the tray
+for a trigger.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from forge_station.capture.base import PatternStack, Trigger
-from forge_station.capture.calibration import Calibration
+from forge_station.capture.board import Board
+from forge_station.capture.calibration import Calibration, Optics
 from forge_station.errors import CaptureError
 
 try:
+    from forge_station.sim import board as board_poses
     from forge_station.sim import scanner
 except ModuleNotFoundError as missing:
     raise CaptureError(
@@ -78,3 +81,52 @@ class SimulatedScanner:
     def close(self) -> None:
         """Nothing to release; later captures are refused."""
         self._closed = True
+
+
+class SimulatedBoard:
+    """A head that was never calibrated, and a board that is held elsewhere at each capture.
+
+    `head` is what it truly is; its stacks name a nominal calibration instead (a design focal
+    length, no distortion), as those of a new head do. `poses`: 16 at most, then CaptureError.
+    """
+
+    def __init__(self, head: Calibration, board: Board, poses: int, *, seed: int = 0) -> None:
+        self._head, self._board = head, board
+        self._poses = list(board_poses.poses(poses, head))
+        self._rng = np.random.default_rng(seed)
+        self._taken, self._closed = 0, False
+        self.nominal = replace(
+            head,
+            name="nominal",
+            camera=_undistorted(head.camera),
+            projector=_undistorted(head.projector),
+            tray_from_camera=None,
+            notes={"source": "nominal values, not calibrated"},
+        )
+
+    @property
+    def calibrations(self) -> Mapping[str, Calibration]:
+        """The nominal one."""
+        return {self.nominal.digest: self.nominal}
+
+    def capture(self, trigger: Trigger) -> list[PatternStack]:
+        """The board in its next pose, one stack."""
+        if self._closed:
+            raise CaptureError("simulated board: the scanner is closed")
+        if self._taken >= len(self._poses):
+            raise CaptureError(
+                "simulated board: no pose is left", expected=f"{len(self._poses)} captures"
+            )
+        pose = self._poses[self._taken]
+        self._taken += 1
+        stack = board_poses.simulate(self._board, self._head, pose, self._rng)
+        name = f"pose{self._taken:02d}"
+        return [replace(stack, name=name, calibration_digest=self.nominal.digest)]
+
+    def close(self) -> None:
+        """Nothing to release; later captures are refused."""
+        self._closed = True
+
+
+def _undistorted(optics: Optics) -> Optics:
+    return replace(optics, distortion=np.zeros(5))
