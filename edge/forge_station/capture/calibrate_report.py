@@ -249,7 +249,8 @@ def table(solution: Solution) -> str:
         mark = "  <- outlier" if pose.name in odd else ""
         lines.append(
             f"{pose.name[:16]:16} {pose.corners:7}  {pose.camera_px:9.3f}"
-            f"  {pose.projector_px:12.3f}  {pose.distance_mm:11.1f}  {_lean_text(pose.tilt_deg)}{mark}"
+            f"  {pose.projector_px:12.3f}  {pose.distance_mm:11.1f}"
+            f"  {_lean_text(pose.tilt_deg)}{mark}"
         )
     return "\n".join(lines)
 
