@@ -23,6 +23,7 @@ from forge_station.errors import ConfigError
 from forge_station.mes.command import CommandConfig
 from forge_station.mes.topics import MqttConfig
 from forge_station.signing import PublicKey, public_key
+from forge_station.triggers.settings import SoftwareSource, TriggerSettings
 
 _MAX_BYTES = 1_000_000
 Positive = Annotated[float, Limit(1e-9)]
@@ -73,6 +74,10 @@ class Runtime:
     """How the defect grid is read: rows written in parallel, or the probability of every cell."""
     keep_warm_s: NotNegative = 0.0
     """Run the model on a blank picture after so many seconds without a part; 0: never."""
+    part_limit_s: Annotated[float, Limit(1.0, 3600.0)] = 120.0
+    """A part that takes longer means that the station hangs: watchdog and heartbeat stop."""
+    stop_grace_s: NotNegative = 30.0
+    """When told to stop, wait so long for the part in work; then it becomes an ERROR."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,8 @@ class StationConfig:
     """embedded: the station starts a demo broker on 127.0.0.1. none: results stay in the outbox."""
     commands: CommandConfig = field(default_factory=CommandConfig)
     """Who may command the station through the broker."""
+    trigger: TriggerSettings = field(default_factory=lambda: SoftwareSource("software"))
+    """What tells `forge-station run` that a part is there."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
     """Operating points that replace those of the bundle, by name."""
     runtime: Runtime = Runtime()

@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from forge_station import evidence, version
 from forge_station.capture.base import Scanner, Trigger
 from forge_station.config import SimScanner, StationConfig
-from forge_station.contract.verdict import Verdict
-from forge_station.errors import ConfigError, InputError, StationError
+from forge_station.contract.verdict import Outcome, Verdict
+from forge_station.errors import ConfigError, InputError, OutboxError, StationError
+from forge_station.journal import Journal
 from forge_station.mes import payloads, report
-from forge_station.mes.outbox import Outbox
+from forge_station.mes.outbox import Outbox, OutboxFull
 from forge_station.mes.publisher import Publisher
 from forge_station.mes.stamp import utc_now, uuid7
 from forge_station.opening import open_inspector
@@ -33,6 +34,12 @@ log = logging.getLogger(__name__)
 
 SERIAL_LENGTH = 200
 """Longest serial number that the messages to MES take."""
+
+
+class PartInterruptedError(StationError):
+    """The station was stopped, or went down, while a part was in work."""
+
+    code: ClassVar[str] = "INTERRUPTED"
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,9 @@ def open_station(
 class Station:
     """A configured station. `scanner_of(trigger)` gives the scanner set to the trigger's product.
 
-    `store` False keeps no pictures (benchmarks).
+    `store` False keeps no pictures (benchmarks). `journal` remembers the part in work over a crash.
+    `hold`: called with the error while the outbox has no room; True: try again, False: give up,
+    and the error is raised. None: give up at once.
     """
 
     config: StationConfig
@@ -119,6 +128,8 @@ class Station:
     publisher: Publisher
     simulated: bool = False
     store: bool = True
+    journal: Journal | None = None
+    hold: Callable[[OutboxError], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.inspector.permit.checks_alone:
@@ -176,6 +187,8 @@ class Station:
             source=self.config.scanner.driver,
         )
         watch = Stopwatch()
+        if self.journal is not None:
+            self.journal.begin(job, trigger.part_number)
         try:
             if serial != trigger.serial:
                 raise InputError(
@@ -195,15 +208,28 @@ class Station:
             log.exception("part %s: unexpected failure", trigger.serial)
             cause = StationError("the station failed", which=trigger.serial, got=repr(error))
             found = self.inspector.failed(job, cause, watch)
-        return self._deliver(trigger, found, watch)
+        return self._deliver(job, trigger, found, watch)
 
-    def _deliver(self, trigger: Trigger, found: Inspection, watch: Stopwatch) -> Done:
+    def interrupted(self, job: Job, why: str) -> Verdict:
+        """Store the ERROR verdict of a part that is not inspected to its end.
+
+        Harmless when its verdict is stored already: the first one of a result id counts.
+        """
+        cause = PartInterruptedError(
+            "the part was not inspected to its end", which=job.serial, got=why
+        )
+        verdict = replace(self.inspector.failed(job, cause).verdict, end_time=utc_now())
+        report.put_verdict(self.outbox, self.config.mqtt, verdict.to_dict(), sw_version=version())
+        return verdict
+
+    def _deliver(self, job: Job, trigger: Trigger, found: Inspection, watch: Stopwatch) -> Done:
         """Make the verdict durable first; the picture may fail, the verdict may not."""
         with watch.stage("deliver"):
-            verdict = replace(found.verdict, end_time=utc_now())
-            record = verdict.to_dict()
-            report.put_verdict(self.outbox, self.config.mqtt, record, sw_version=version())
-            self.publisher.set_status("last", payloads.last_body(record))
+            found = self._stored(job, found, watch)
+            verdict = found.verdict
+            self.publisher.set_status("last", payloads.last_body(verdict.to_dict()))
+            if self.journal is not None:
+                self.journal.end()
         verdict = replace(verdict, timings_ms=watch.timings_ms())
         warnings: tuple[str, ...] = ()
         picture = None
@@ -229,3 +255,18 @@ class Station:
             verdict.timings_ms["total"],
         )
         return Done(trigger, verdict, picture, warnings)
+
+    def _stored(self, job: Job, found: Inspection, watch: Stopwatch) -> Inspection:
+        """The inspection whose verdict is in the outbox. A part that had to wait for room there
+        was held by the line, so it is an ERROR, whatever was found."""
+        while True:
+            found = replace(found, verdict=replace(found.verdict, end_time=utc_now()))
+            try:
+                record = found.verdict.to_dict()
+                report.put_verdict(self.outbox, self.config.mqtt, record, sw_version=version())
+                return found
+            except OutboxError as error:
+                if self.hold is None or not self.hold(error):
+                    raise
+                if found.verdict.outcome is not Outcome.ERROR:
+                    found = self.inspector.failed(job, OutboxFull("no room", got=error), watch)

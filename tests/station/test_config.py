@@ -16,6 +16,7 @@ from forge_station.contract.spec import LineSpec, Product, Rules
 from forge_station.errors import ConfigError, ContractError, StationError
 from forge_station.mes.command import CommandConfig, CommandKey
 from forge_station.mes.topics import FlatTopic, MqttConfig
+from forge_station.triggers import settings as trigger
 
 LINE = """
 line: l1
@@ -69,6 +70,7 @@ def test_what_is_left_out_has_its_default(station):
     assert loaded.scanner == config.SimScanner("sim")
     assert loaded.runtime == config.Runtime() and loaded.broker == "external"
     assert loaded.thresholds == {} and loaded.station == "station"
+    assert loaded.trigger == trigger.SoftwareSource("software", queue=0)
 
 
 def test_the_driver_picks_the_scanners_keys(station, tmp_path):
@@ -108,6 +110,16 @@ def test_the_driver_picks_the_scanners_keys(station, tmp_path):
         ({"mqtt": {"line": "l1", "host": "mes.example"}}, "mqtt.tls"),
         ({"broker": "mosquitto"}, "broker: 'mosquitto'; allowed: external, embedded, none"),
         ({"thresholds": {"surface": "high"}}, "thresholds.surface: 'high'; allowed: a number"),
+        ({"trigger": {"source": "bell"}}, "trigger.source: 'bell'; allowed: software, stdin"),
+        ({"trigger": {"source": "timer"}}, "trigger.period_s: missing"),
+        (
+            {"trigger": {"source": "plc", "host": "192.0.2.7"}},
+            "trigger.clients: none, with host 192.0.2.7",
+        ),
+        (
+            {"trigger": {"source": "plc", "clients": ["the-plc"]}},
+            "trigger.clients[0]: 'the-plc'; allowed: an IP address",
+        ),
         ({"runtime": {"threads": 0}}, "runtime.threads: 0; allowed: 1 to 256"),
         ({"line": "absent.yaml"}, "No such file"),
     ],
@@ -217,6 +229,12 @@ def sections() -> list[type]:
         config.SimScanner,
         config.ReplayScanner,
         config.Runtime,
+        trigger.SoftwareSource,
+        trigger.StdinSource,
+        trigger.TimerSource,
+        trigger.CameraSource,
+        trigger.MqttSource,
+        trigger.PlcSource,
         MqttConfig,
         FlatTopic,
         CommandConfig,

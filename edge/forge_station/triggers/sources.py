@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Protocol
 
 from forge_station.capture.base import Trigger
-from forge_station.errors import CaptureError
+from forge_station.capture.camera import Camera
+from forge_station.errors import CameraTimeoutError, CaptureError
 from forge_station.triggers.gate import Answer, Gate, TriggerRefusedError
 
 log = logging.getLogger(__name__)
@@ -140,36 +141,47 @@ class TimerTrigger(Thread):
             self._due = self._clock() + self._period_s
 
 
-class Pulses(Protocol):
-    """What is needed of a supervised camera whose input line starts a scan."""
-
-    def wait_pulse(self, timeout_s: float) -> int | None:
-        """When the first frame of the next pulse arrived (UTC, ns); None: none came in time.
-
-        Raises CaptureError while the camera is gone.
-        """
-        ...
-
-
 class CameraTrigger(Thread):
-    """A trigger a pulse on the camera's input line. An idle line is no error.
+    """A pulse on the camera's input line (a light barrier) starts a part: its frame is the trigger.
 
-    A pulse that comes while a part is in work is refused; its frames are then no part of any scan,
-    for the head begins each scan with the frames of its own pulse.
+    The camera waits armed between parts and is left alone while one is in work, so that the head
+    can use it for the scan. A pulse in that time makes a frame too many in the scan, which the head
+    refuses: the part is an ERROR, never two parts in one. An idle line is no error.
     """
 
     name = "camera line"
 
-    def __init__(self, gate: Gate, serials: Serials, part_number: str, camera: Pulses) -> None:
+    def __init__(self, gate: Gate, serials: Serials, part_number: str, camera: Camera) -> None:
         super().__init__(gate)
         self._serials, self._part_number, self._camera = serials, part_number, camera
 
     def step(self) -> None:
         try:
-            at_ns = self._camera.wait_pulse(PULSE_WAIT_S)
+            at_ns = self._pulse()
         except CaptureError as error:
             log.warning("camera line: %s", error)
             self._stop.wait(1.0)
             return
-        if at_ns is not None:
-            self.offer(Trigger(self._serials.next(), self._part_number, at_ns))
+        if at_ns is None:
+            return
+        done = threading.Event()
+        trigger = Trigger(self._serials.next(), self._part_number, at_ns)
+        try:
+            self._gate.offer(trigger, lambda verdict: done.set())
+        except TriggerRefusedError:
+            return
+        while not done.wait(PULSE_WAIT_S) and not self._stop.is_set():
+            pass
+
+    def _pulse(self) -> int | None:
+        """UTC in ns of the next pulse's frame; None when the source was closed."""
+        try:
+            self._camera.arm("hardware", 1)
+            while not self._stop.is_set():
+                try:
+                    return self._camera.grab(PULSE_WAIT_S).t_utc_ns
+                except CameraTimeoutError:
+                    continue
+            return None
+        finally:
+            self._camera.disarm()
