@@ -49,7 +49,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from tqdm import tqdm
 
-from export.bench_parts import KIT, Part, parts_of
+from export.bench_parts import KIT, SURFACES, Part, parts_of
 from forge_station import checks
 from forge_station.checks import Thresholds
 from forge_station.contract import tasks
@@ -354,7 +354,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         )
         assert isinstance(naive, Naive)
         thresholds = Thresholds.read(model.manifest.thresholds)
-        parts = parts_of(layout, model.manifest.surface_channels)
+        drawn = parts_of(layout, model.manifest.surface_channels)
+        parts = {name: drawn[name] for name in args.part or drawn}
         answers: dict[str, Answers] = {"naive": naive.answer_all}
         if args.checkpoint is not None:
             answers["transformers"] = transformers_peer(args.checkpoint, model, args.threads)
@@ -377,7 +378,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "answer_tokens": tokens,
             "parts": {name: figures([own]) for name, own in times.items()},
             "all": figures(list(times.values())),
-            "limits": limits(args.bundle, model, parts["sound"], args.threads),
+            "limits": limits(args.bundle, model, drawn["sound"], args.threads),
             "not_run": not_run(args.checkpoint),
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         }
@@ -427,6 +428,12 @@ def main() -> int:
     parser.add_argument("--checkpoint", type=Path, help="its checkpoint, for transformers")
     parser.add_argument("--threads", type=int, default=2, help="of every peer (default 2)")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default 7)")
+    parser.add_argument(
+        "--part",
+        action="append",
+        choices=tuple(SURFACES),
+        help="only this one, for large models; may be given again (default: all)",
+    )
     args = parser.parse_args()
     if args.threads < 1 or args.rounds < 1:
         parser.error("--threads and --rounds: expected 1 or more")
