@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import ctypes
 import ipaddress
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ from forge_station.errors import CameraBusyError, CameraNotFoundError, CameraSet
 
 DEFAULTS: Mapping[str, Value] = {"buffers": 16, "chunks": True, "packet_socket": False}
 _NO_PACKET_SOCKET = 1  # ArvGvStreamOption
+_SOCKET_BUFFER = 32_000_000  # bytes at most; the kernel gives no more than net.core.rmem_max
 _ENABLE = 1  # ArvRangeCheckPolicy and ArvAccessCheckPolicy
 
 
@@ -58,15 +59,27 @@ def open_aravis(settings: CameraSettings) -> Camera:
 
 
 class AravisNodes:
-    """The features of a device as `sfnc.Nodes`."""
+    """The features of a device as `sfnc.Nodes`; `silent` is called when it does not answer."""
 
-    def __init__(self, aravis: Library, device: int) -> None:
-        self._aravis, self._device = aravis, device
+    def __init__(self, aravis: Library, device: int, silent: Callable[[], None]) -> None:
+        self._aravis, self._device, self._silent = aravis, device, silent
+
+    @contextmanager
+    def _node_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except AravisError as error:
+            if error.silent:
+                self._silent()
+            raise NodeError(str(error)) from error
 
     def available(self, name: str) -> bool:
         try:
-            return bool(self._aravis.arv_device_is_feature_available(self._device, name.encode()))
-        except AravisError:
+            with self._node_errors():
+                return bool(
+                    self._aravis.arv_device_is_feature_available(self._device, name.encode())
+                )
+        except NodeError:
             return False
 
     def _node(self, name: str) -> int:
@@ -77,10 +90,8 @@ class AravisNodes:
 
     def get(self, name: str) -> Value:
         """Aravis tells every kind of value as text; this guesses back."""
-        try:
+        with self._node_errors():
             found = self._aravis.arv_gc_feature_node_get_value_as_string(self._node(name))
-        except AravisError as error:
-            raise NodeError(str(error)) from error
         text = (found or b"").decode()
         if text in ("true", "false"):
             return text == "true"
@@ -91,22 +102,16 @@ class AravisNodes:
 
     def set(self, name: str, value: Value) -> None:
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        try:
+        with self._node_errors():
             self._aravis.arv_gc_feature_node_set_value_from_string(self._node(name), text.encode())
-        except AravisError as error:
-            raise NodeError(str(error)) from error
 
     def execute(self, name: str) -> None:
-        try:
+        with self._node_errors():
             self._aravis.arv_device_execute_command(self._device, name.encode())
-        except AravisError as error:
-            raise NodeError(str(error)) from error
 
     def entries(self, name: str) -> tuple[str, ...]:
-        try:
+        with self._node_errors():
             return self._aravis.strings(self._device, name)
-        except AravisError as error:
-            raise NodeError(str(error)) from error
 
 
 class AravisTransport:
@@ -143,10 +148,13 @@ class AravisTransport:
             aravis.arv_camera_gv_set_stream_options(camera, _NO_PACKET_SOCKET)
         aravis.arv_device_set_range_check_policy(self._device, _ENABLE)
         aravis.arv_device_set_access_check_policy(self._device, _ENABLE)
-        self.nodes = AravisNodes(aravis, self._device)
+        self.nodes = AravisNodes(aravis, self._device, self._no_answer)
 
     def _control_lost(self, *_: Any) -> None:  # from Aravis' heartbeat thread
         self._lost = "control lost: it does not answer its heartbeat"
+
+    def _no_answer(self) -> None:
+        self._lost = self._lost or "it does not answer"
 
     def _refuse(self, address: str, source: str) -> None:
         if not self._aravis.arv_camera_is_gv_device(self._camera):
@@ -183,6 +191,9 @@ class AravisTransport:
             self._stream = aravis.arv_camera_create_stream(self._camera, None, None)
             if not self._stream:
                 raise NodeError("Aravis made no stream")
+            if aravis.arv_camera_is_gv_device(self._camera):
+                wanted = min(size * self._buffers, _SOCKET_BUFFER)
+                aravis.set_int(self._stream, b"socket-buffer-size", wanted)
             for _ in range(self._buffers):
                 aravis.arv_stream_push_buffer(self._stream, aravis.arv_buffer_new_allocate(size))
             self._parser = aravis.arv_camera_create_chunk_parser(self._camera)

@@ -38,6 +38,9 @@ STATUS = {
     8: "payload not supported",
 }  # fmt: skip
 
+_G_TYPE_INT = 6 << 2
+_TIMEOUT = 5  # ArvDeviceError
+
 ControlLost = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
 
 _ERROR = object()  # in a signature: GError **, which makes the call raise
@@ -59,6 +62,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "arv_gv_device_get_device_address": (c_void_p, c_void_p),
     "g_inet_socket_address_get_address": (c_void_p, c_void_p),
     "g_inet_address_to_string": (c_void_p, c_void_p),
+    "arv_device_error_quark": (c_uint32,),
     "arv_device_is_feature_available": (c_int, c_void_p, c_char_p, _ERROR),
     "arv_device_get_feature": (c_void_p, c_void_p, c_char_p),
     "arv_device_execute_command": (None, c_void_p, c_char_p, _ERROR),
@@ -92,6 +96,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_uint64, c_void_p, c_char_p, c_void_p, c_void_p, c_void_p, c_int,
     ),
     "g_signal_handler_disconnect": (None, c_void_p, c_uint64),
+    "g_value_init": (c_void_p, c_void_p, c_size_t),
+    "g_value_set_int": (None, c_void_p, c_int),
+    "g_object_set_property": (None, c_void_p, c_char_p, c_void_p),
     "g_object_unref": (None, c_void_p),
     "g_free": (None, c_void_p),
     "g_error_free": (None, c_void_p),
@@ -99,7 +106,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class AravisError(Exception):
-    """What a call reported by GError."""
+    """What a call reported by GError. `silent`: the device did not answer in time."""
+
+    silent = False
 
 
 class _GError(ctypes.Structure):
@@ -138,9 +147,14 @@ class Library:
             error = POINTER(_GError)()
             found = function(*given, byref(error))
             if error:
-                message = (error.contents.message or b"").decode(errors="replace")
+                told = error.contents
+                failure = AravisError((told.message or b"").decode(errors="replace"))
+                failure.silent = (told.domain, told.code) == (
+                    self.arv_device_error_quark(),
+                    _TIMEOUT,
+                )
                 self.g_error_free(error)
-                raise AravisError(message)
+                raise failure
             return found
 
         return call
@@ -171,6 +185,13 @@ class Library:
         found = (ctypes.cast(text, c_char_p).value or b"").decode()
         self.g_free(text)
         return found
+
+    def set_int(self, thing: int, name: bytes, value: int) -> None:
+        """Set a property of a GObject that is an int."""
+        held = (c_uint64 * 3)()  # a GValue
+        self.g_value_init(held, _G_TYPE_INT)
+        self.g_value_set_int(held, value)
+        self.g_object_set_property(thing, name, held)
 
     @property
     def version(self) -> str:

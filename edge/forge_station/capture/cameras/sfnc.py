@@ -115,6 +115,18 @@ class Sfnc:
         except NodeError:
             return None
 
+    def require(self, name: str, value: Value) -> None:
+        """Set a feature that may be fixed: `write`, unless it has the value already."""
+        if self.text(name) != str(value):
+            self.write(name, value)
+
+    def entries(self, name: str) -> tuple[str, ...]:
+        """Values that an enumeration can take now; none where the device does not have it."""
+        try:
+            return self.nodes.entries(name)
+        except NodeError:
+            return ()
+
     def offer(self, name: str, value: Value) -> bool:
         """Set a feature where the device has it and takes the value; say whether it did."""
         try:
@@ -176,7 +188,7 @@ class Sfnc:
                 "the camera has no trigger", which=self.source, expected="free", got=mode
             )
         # Whatever else the device could wait for is off: a forgotten trigger of a burst stops all.
-        for selector in self._selectors():
+        for selector in self.entries("TriggerSelector"):
             self.offer("TriggerSelector", selector)
             self.offer("TriggerMode", "Off")
         if mode == "free":
@@ -190,16 +202,10 @@ class Sfnc:
         with self._frame_trigger():
             self.nodes.execute("TriggerSoftware")
 
-    def _selectors(self) -> tuple[str, ...]:
-        try:
-            return self.nodes.entries("TriggerSelector")
-        except NodeError:
-            return ()
-
     @contextmanager
     def _frame_trigger(self) -> Iterator[None]:
         """Select the trigger of a single frame; where there is no selector there is one trigger."""
-        selectors = self._selectors()
+        selectors = self.entries("TriggerSelector")
         wanted = next((name for name in _FRAME_TRIGGERS if name in selectors), None)
         if wanted is not None:
             self.nodes.set("TriggerSelector", wanted)

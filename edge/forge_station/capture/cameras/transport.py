@@ -111,6 +111,7 @@ class TransportCamera:
         self._sfnc = Sfnc(transport.nodes, source)
         try:
             self._sfnc.apply(settings)
+            self._prepare()
             if settings.options.get("chunks", True):
                 self._sfnc.enable_chunks()
             self._clock: Clock = self._sfnc.clock()
@@ -126,6 +127,9 @@ class TransportCamera:
         self._format, self._size = "", (0, 0)
         self._closed = False
         self._refresh()
+
+    def _prepare(self) -> None:
+        """What a kind of device needs besides; once, after its settings were made."""
 
     def _refresh(self) -> None:
         """What may have changed with the settings, read once instead of for every frame."""
@@ -219,15 +223,7 @@ class TransportCamera:
         sequence = self._sequence(cast("int | None", chunks.get("frame_id", buffer.frame_id)))
         self._frames += 1
         self._incomplete += not buffer.complete
-        if buffer.parts:
-            part = buffer.parts[0]
-            image = pixels.image(
-                part.data, part.pixel_format, part.width, part.height, part.padding
-            )
-            pixel_format = part.pixel_format
-        else:
-            image = np.zeros((self._size[1], self._size[0]), np.uint8)
-            pixel_format = self._format
+        image, pixel_format = self._image(buffer)
         return Frame(
             image=image,
             sequence=sequence,
@@ -241,6 +237,14 @@ class TransportCamera:
             pixel_format=pixel_format,
             source=self._source,
         )
+
+    def _image(self, buffer: Buffer) -> tuple[pixels.Image, str]:
+        """The image and the name of its format; black where nothing usable came."""
+        if not buffer.parts:
+            return np.zeros((self._size[1], self._size[0]), np.uint8), self._format
+        part = buffer.parts[0]
+        image = pixels.image(part.data, part.pixel_format, part.width, part.height, part.padding)
+        return image, part.pixel_format
 
     def _sequence(self, frame_id: int | None) -> int:
         """The frame's number; where the device gives none, one more than the last."""
@@ -271,12 +275,10 @@ class TransportCamera:
             offset = self._sfnc.ptp_offset_ns()
             if offset is not None:
                 details["ptp_offset_ns"] = offset
+        temperature = self._sfnc.number(sfnc.TEMPERATURE)
+        self._raise_if_lost()  # which the reading may have shown
         return CameraHealth(
-            frames=self._frames,
-            incomplete=self._incomplete,
-            dropped=self._dropped,
-            temperature=self._sfnc.number(sfnc.TEMPERATURE),
-            details=details,
+            self._frames, self._incomplete, self._dropped, temperature, details=details
         )
 
     def close(self) -> None:
