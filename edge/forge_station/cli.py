@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from forge_station import bench, calibrate_command, demo, offline, version
+from forge_station import bench, calibrate_command, demo, offline, run, version
 from forge_station.capture import patterns
 from forge_station.config import load_station
 from forge_station.errors import StationError
@@ -69,6 +69,20 @@ def build_parser() -> argparse.ArgumentParser:
     _station_argument(command)
     command.add_argument("--parts", type=int, default=12, metavar="N", help="parts (default 12)")
     command.set_defaults(run=lambda args: demo.run(load_station(args.station), args.parts))
+
+    command = commands.add_parser(
+        "run",
+        help="run the station on a line until told to stop",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_run_arguments(command)
+    _station_argument(command)
+    command.set_defaults(run=lambda args: run.run(load_station(args.station)))
+
+    command = commands.add_parser("trigger", help="tell the running station that a part is there")
+    run.add_trigger_arguments(command)
+    _station_argument(command)
+    command.set_defaults(run=lambda args: run.trigger(load_station(args.station), args))
 
     command = commands.add_parser(
         "inspect",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from forge_station.capture.base import Scanner, Trigger
+from forge_station.capture.camera import Camera
 from forge_station.capture.replay import ReplayScanner
 from forge_station.config import ReplayScanner as ReplayConfig
 from forge_station.config import SimScanner, StationConfig
@@ -28,6 +29,8 @@ class SimulatedLine:
     settings: SimScanner
     trays: dict[str, Any] = field(default_factory=dict)
     scanners: dict[str, Any] = field(default_factory=dict)
+    camera: Camera | None = None
+    """One whose input line can be the trigger."""
 
     def warm_up(self) -> None:
         """Compile the simulator's loops (seconds, on the first run only) before a part waits."""
@@ -101,6 +104,7 @@ class Recorded:
     settings: ReplayConfig
     trays: dict[str, Any] = field(default_factory=dict)
     scanner: ReplayScanner | None = None
+    camera: Camera | None = None
 
     def warm_up(self) -> None:
         """Nothing to prepare: recordings are read when their trigger comes."""

@@ -167,17 +167,24 @@ class Station:
     def _tell_mode(self) -> str:
         """The state message for MES, and the log: whether this station may say PASS, and why."""
         text, advisory = self.inspector.permit.text, self.inspector.permit.objection is not None
-        state = {"state": "OPERATIONAL", "mode": "READY", "flags": {"advisory": advisory}}
-        self.publisher.set_status("state", {**state, "text": text})
+        self.tell(None)
         log.log(logging.WARNING if advisory else logging.INFO, "%s", text)
         return text
 
-    def inspect(self, trigger: Trigger) -> Done:
-        """One part, from trigger to outbox."""
-        serial = trigger.serial[:SERIAL_LENGTH] or "none"
-        job = Job(
+    def tell(self, objection: str | None) -> None:
+        """The state message for MES. `objection`: why no part can be inspected now."""
+        permit = self.inspector.permit
+        state: dict[str, Any] = {"state": "OPERATIONAL", "mode": "READY", "text": permit.text}
+        if objection is not None:
+            state = {"state": "ERROR", "text": objection}
+        flags = {"advisory": permit.objection is not None}
+        self.publisher.set_status("state", {**state, "flags": flags})
+
+    def job_of(self, trigger: Trigger) -> Job:
+        """A new job, its product still open."""
+        return Job(
             result_id=uuid7(),
-            serial=serial,
+            serial=trigger.serial[:SERIAL_LENGTH] or "none",
             serial_source="counter" if trigger.serial else "none",
             product=None,
             begin_time=utc_now(),
@@ -186,6 +193,11 @@ class Station:
             simulated=self.simulated,
             source=self.config.scanner.driver,
         )
+
+    def inspect(self, trigger: Trigger) -> Done:
+        """One part, from trigger to outbox."""
+        job = self.job_of(trigger)
+        serial = job.serial
         watch = Stopwatch()
         if self.journal is not None:
             self.journal.begin(job, trigger.part_number)
@@ -210,11 +222,13 @@ class Station:
             found = self.inspector.failed(job, cause, watch)
         return self._deliver(job, trigger, found, watch)
 
-    def interrupted(self, job: Job, why: str) -> Verdict:
+    def interrupted(self, job: Job, part_number: str, why: str) -> Verdict:
         """Store the ERROR verdict of a part that is not inspected to its end.
 
         Harmless when its verdict is stored already: the first one of a result id counts.
         """
+        if any(product.part_number == part_number for product in self.config.line.products):
+            job = replace(job, product=self.config.line.product(part_number))
         cause = PartInterruptedError(
             "the part was not inspected to its end", which=job.serial, got=why
         )

@@ -25,9 +25,14 @@ PULSE_WAIT_S = 0.5
 class Serials:
     """`<station>-000001`, ...: numbers for parts that come without a serial."""
 
-    def __init__(self, station: str, first: int) -> None:
+    def __init__(self, station: str, first: int = 1) -> None:
         self._station, self._next = station, first
         self._lock = threading.Lock()
+
+    def start(self, first: int) -> None:
+        """Count on from here."""
+        with self._lock:
+            self._next = first
 
     def next(self) -> str:
         with self._lock:

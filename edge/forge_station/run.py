@@ -1,0 +1,409 @@
+"""`forge-station run`: the station on a line, day and night, and `forge-station trigger`.
+
+Opens what the station file names, takes triggers through the gate, inspects, tells whoever asked.
+What fails before the first part ends the command with one error; what fails later is an ERROR
+verdict, an alarm, or a line that is told to hold its parts. Composes; nothing imports it but `cli`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import queue
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from forge_station.capture.base import Trigger
+from forge_station.config import StationConfig
+from forge_station.contract.verdict import Outcome, Verdict
+from forge_station.errors import ConfigError, OutboxError, StationError, TriggerError
+from forge_station.journal import Journal
+from forge_station.line import open_line
+from forge_station.mes.alarms import Alarms
+from forge_station.mes.outbox import OutboxFull
+from forge_station.mes.stamp import utc_now
+from forge_station.notify import Liveness, Watchdog, notify
+from forge_station.offline import EXIT_CODES
+from forge_station.station import Done, Station, open_station
+from forge_station.triggers import local
+from forge_station.triggers.gate import Gate, Refusal
+from forge_station.triggers.local import SocketTrigger, StdinTrigger
+from forge_station.triggers.settings import (
+    CameraSource,
+    PlcSource,
+    SoftwareSource,
+    StdinSource,
+    TimerSource,
+)
+from forge_station.triggers.sources import (
+    CameraTrigger,
+    QueueTrigger,
+    Serials,
+    Source,
+    TimerTrigger,
+)
+
+log = logging.getLogger(__name__)
+
+STOPPED, UNAVAILABLE, GAVE_UP, NOT_STORED, REFUSED = 0, 69, 70, 74, 75
+IDLE_S = 0.5
+HOLD_S = 1.0
+DRAIN_S = 2.0
+
+EPILOG = f"""\
+exit codes
+  {STOPPED}   told to stop (SIGTERM, SIGINT), or the input of the trigger `stdin` has ended
+  64  wrong usage, station file or line file
+  {UNAVAILABLE}  something cannot be opened: scanner, bundle, outbox, the trigger's port or socket
+  {GAVE_UP}  told to stop, and the part in work took longer than runtime.stop_grace_s (or a second
+      signal came): it got an ERROR verdict (INTERRUPTED)
+  {NOT_STORED}  a result could not be stored, and waiting does not help; the part in work gets
+      its ERROR verdict at the next start
+A service restarts on all but 0 and 64 (RestartPreventExitStatus=64). docs/TRIGGERS.md has a unit.
+"""
+
+
+def add_run_arguments(command: argparse.ArgumentParser) -> None:
+    """Of `forge-station run`, beside --station."""
+    command.description = (
+        "Inspect parts as their triggers come, until told to stop. One line a part on stdout:\n"
+        "time, serial, product, outcome, reasons, duration. What tells that a part is there is\n"
+        "`trigger` in the station file: a PLC, a camera's input line, a local command, MQTT,\n"
+        "lines of stdin, or a timer."
+    )
+    command.epilog = EPILOG
+
+
+def add_trigger_arguments(command: argparse.ArgumentParser) -> None:
+    """Of `forge-station trigger`, beside --station."""
+    command.description = (
+        "Tell the station on this machine that a part is there, and print its verdict. The station "
+        "file must have `trigger: {source: software}`, the default."
+    )
+    command.epilog = (
+        "exit codes: 0 PASS, 1 FAIL, 2 UNSURE, 3 ERROR; "
+        f"{REFUSED} refused (the station is busy or not ready; nothing was inspected); "
+        "64 wrong usage, or no station answers"
+    )
+    command.add_argument("--serial", default="", help="serial number (default: the next number)")
+    command.add_argument("--part-number", default="", metavar="P", help="product of the line file")
+    command.add_argument(
+        "--timeout", type=float, default=120.0, metavar="S", help="seconds to wait (default 120)"
+    )
+
+
+def trigger(config: StationConfig, args: argparse.Namespace, out: TextIO = sys.stdout) -> int:
+    """Ask the running station. Raises TriggerError when there is none."""
+    if not isinstance(config.trigger, SoftwareSource):
+        raise ConfigError(
+            "the station takes no triggers from this command",
+            expected="trigger.source: software",
+            got=config.trigger.source,
+        )
+    answer: Mapping[str, Any] = {}
+    for answer in local.ask(_socket(config), args.serial, args.part_number, args.timeout):
+        if "refused" in answer:
+            print(f"refused: {answer['text']}", file=out)
+            return REFUSED
+    if "outcome" not in answer:
+        raise TriggerError("the station ended before its verdict", which=args.serial or "part")
+    reasons = ", ".join(answer["reasons"]) or "-"
+    print(f"{answer['serial']}  {answer['outcome']}  {reasons}", file=out)
+    return EXIT_CODES[Outcome(answer["outcome"])]
+
+
+def run(config: StationConfig, out: TextIO = sys.stdout) -> int:
+    """Serve until told to stop; the exit code, see EPILOG. Raises ConfigError."""
+    with ExitStack() as stack:
+        runner = Runner(config, out)
+        try:
+            runner.open(stack)
+        except ConfigError:
+            raise
+        except StationError as error:
+            print(f"forge-station: {error}", file=sys.stderr)
+            return UNAVAILABLE
+        try:
+            return runner.serve()
+        except OutboxError as error:
+            print(f"forge-station: {error}", file=sys.stderr)
+            return NOT_STORED
+
+
+class Runner:
+    """One run of a station. `open`, then `serve`, then leave the stack that `open` was given."""
+
+    def __init__(self, config: StationConfig, out: TextIO) -> None:
+        self.config, self._out = config, out
+        self.gate = Gate(config.trigger.queue, on_refused=self._refused)
+        self.commands = QueueTrigger(self.gate)
+        """Where the handler of the command `capture` puts its parts."""
+        self._liveness = Liveness(config.runtime.part_limit_s)
+        self._serials = Serials(config.station)
+        self._journal = Journal(config.outbox.with_name(f"{config.outbox.name}.part.json"))
+        self._signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._background = ThreadPoolExecutor(1, "alarms")
+        self._refused_lately = self._held = False
+        self._advisory = True
+        self._station: Station | None = None
+        self._alarms: Alarms | None = None
+
+    def open(self, stack: ExitStack) -> None:
+        """Quick things first, the model last. Raises StationError."""
+        stack.enter_context(Watchdog(self._liveness))
+        stack.callback(self._background.shutdown, wait=True)
+        _require_writable(self.config.evidence)
+        line = open_line(self.config)
+        for product in self.config.line.products:
+            stack.enter_context(closing(line.scanner_of(Trigger("", product.part_number))))
+        source = self._source(line.camera)
+        stack.callback(source.close)
+        source.start()
+        station = stack.enter_context(open_station(self.config, line.scanner_of))
+        self._station = replace(station, journal=self._journal, hold=self._hold)
+        self._serials.start(1 + station.outbox.last_number("verdict"))
+        self._alarms = Alarms(station.outbox, station.config.mqtt)
+        self._advisory = station.inspector.permit.objection is not None
+        self._report_left()
+        line.warm_up()
+        stack.enter_context(_Signals(self._signals))
+        stopper = threading.Thread(target=self._stop_when_told, name="stopper", daemon=True)
+        stopper.start()
+        stack.callback(stopper.join)
+        stack.callback(self._signals.put, None)
+        self._print(station.text)
+        self._print(station.inspector.permit.text)
+
+    def serve(self) -> int:
+        """The loop. Raises OutboxError when a result cannot be stored and waiting does not help."""
+        assert self._station is not None
+        try:
+            for done in self._station.run(self._triggers()):
+                self.gate.finish(done.verdict)
+                self._after(done)
+        except OutboxError:
+            self.gate.give_up()
+            raise
+        finally:
+            notify("STOPPING=1")
+            self.gate.shut("the station stops")
+        if self.config.broker != "none":
+            self._station.publisher.drain(DRAIN_S)
+        return STOPPED
+
+    def _triggers(self) -> Iterator[Trigger]:
+        """Parts as they come; begun when the model is warm."""
+        self.gate.open()
+        notify("READY=1\nSTATUS=waiting for parts")
+        self._print(f"ready, trigger: {self.config.trigger.source}")
+        while True:
+            self._liveness.beat()
+            try:
+                found = self.gate.take(IDLE_S)
+            except EOFError:
+                return
+            if found is not None:
+                yield found
+
+    def _after(self, done: Done) -> None:
+        """What follows a part: its line, the alarms that it ends, the state of the station."""
+        assert self._station is not None
+        self._advisory = self._station.inspector.permit.objection is not None
+        self._print(line_of(done.verdict))
+        warned = "; ".join(done.warnings)[:500]
+        self._alarm(bool(warned), "EVIDENCE_NOT_STORED", warned)
+        if self._held:
+            self._held = False
+            self.gate.open()
+            self._tell(None)
+        if not self._refused_lately:
+            self._alarm(False, "TRIGGER_REFUSED", "")
+        self._refused_lately = False
+
+    def _hold(self, error: OutboxError) -> bool:
+        """No room for a result: the line holds its parts until there is. False: give up."""
+        if not isinstance(error, OutboxFull) or self._stopping.is_set():
+            return False
+        if not self._held:
+            self._held = True
+            self.gate.shut("results cannot be stored")
+            self.gate.finish(None)
+            self._tell(str(error))
+            log.error("the line holds: %s", error)
+        self._liveness.beat()
+        return not self._stopping.wait(HOLD_S)
+
+    def _tell(self, objection: str | None) -> None:
+        """The retained state for MES, and systemd's status line."""
+        assert self._station is not None
+        self._station.tell(objection)
+        notify(f"STATUS={objection or 'waiting for parts'}")
+
+    def _refused(self, part: Trigger, refusal: Refusal, text: str) -> None:
+        """In the thread of a source: tell, and do not wait for the disk."""
+        line = f"{utc_now()}  {part.serial or '-'}  REFUSED  {refusal.name}: {text}"
+        self._background.submit(self._print, line)
+        if not self._refused_lately:
+            self._refused_lately = True
+            params = {"serial": part.serial[:200], "reason": refusal.name}
+            self._alarm(True, "TRIGGER_REFUSED", f"{refusal.name}: {text}", params)
+
+    def _plc_alive(self, alive: bool) -> None:
+        self._print(
+            f"{utc_now()}  PLC {'is there' if alive else 'is silent: not ready, no result'}"
+        )
+        self._alarm(not alive, "PLC_LOST", "the PLC's heartbeat stands still")
+
+    def _alarm(
+        self, active: bool, code: str, text: str, params: Mapping[str, Any] | None = None
+    ) -> None:
+        """Raise or clear in the background: it takes a disk flush."""
+        if self._alarms is not None:
+            self._background.submit(self._alarms.set, active, code, text, params=params)
+
+    def _report_left(self) -> None:
+        """The ERROR verdict of a part that the last run did not finish."""
+        assert self._station is not None
+        left = self._journal.left()
+        if left is None:
+            return
+        job, number = left
+        verdict = self._station.interrupted(job, number, "the station went down")
+        self._journal.end()
+        self._print(line_of(verdict))
+
+    def _stop_when_told(self) -> None:
+        """First signal: end after the part in work. Second signal, or grace over: give it up."""
+        if self._signals.get() is None:
+            return
+        notify("STOPPING=1")
+        self._stopping.set()
+        self.gate.end("the station stops")
+        grace_s = self.config.runtime.stop_grace_s
+        if self._journal.current is not None:
+            self._print(f"stopping, waiting at most {grace_s:g} s for the part in work")
+        try:
+            if self._signals.get(timeout=grace_s) is None:
+                return
+        except queue.Empty:
+            pass
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Write the ERROR verdicts of what was accepted and is not done, and end the process."""
+        assert self._station is not None
+        current = self._journal.current
+        for number, part in enumerate(self.gate.give_up()):
+            job = current if number == 0 and current else self._station.job_of(part)
+            try:
+                why = "told to stop, and it was not done in time"
+                self._print(line_of(self._station.interrupted(job, part.part_number, why)))
+            except OutboxError as error:
+                log.error("part %s: %s", part.serial, error)
+                os._exit(GAVE_UP)  # the journal keeps the part in work for the next start
+        self._journal.end()
+        self._station.outbox.close()
+        self._out.flush()
+        os._exit(GAVE_UP)
+
+    def _source(self, camera: Any) -> Source:
+        settings = self.config.trigger
+        number = settings.part_number or self._only_product()
+        if isinstance(settings, SoftwareSource):
+            return SocketTrigger(self.gate, self._serials, number, _socket(self.config))
+        if isinstance(settings, StdinSource):
+            return StdinTrigger(self.gate, self._serials, number)
+        if isinstance(settings, TimerSource):
+            return TimerTrigger(self.gate, self._serials, number, settings.period_s)
+        if isinstance(settings, CameraSource):
+            if camera is None:
+                raise TriggerError(
+                    "the scanner has no camera with an input line",
+                    which=self.config.scanner.driver,
+                    expected="trigger.source other than camera",
+                )
+            return CameraTrigger(self.gate, self._serials, number, camera)
+        if isinstance(settings, PlcSource):
+            from forge_station.triggers.handshake import Facts, Handshake
+            from forge_station.triggers.plc import PlcTrigger
+
+            handshake = Handshake(
+                self.gate,
+                heartbeat_s=settings.heartbeat_s,
+                boot=1 + secrets.randbelow(65535),
+                part_number=number,
+                facts=lambda: Facts(self._liveness.alive, self._advisory),
+                on_alive=self._plc_alive,
+            )
+            return PlcTrigger(settings, handshake)
+        return self.commands
+
+    def _only_product(self) -> str:
+        """What a trigger without a part number means; empty: nothing, the part is an ERROR."""
+        products = self.config.line.products
+        return products[0].part_number if len(products) == 1 else ""
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+
+def line_of(verdict: Verdict) -> str:
+    """One line: time, serial, product, outcome, reasons, milliseconds."""
+    codes = ", ".join(dict.fromkeys(reason.code for reason in verdict.reasons)) or "-"
+    spent = verdict.timings_ms.get("total", 0.0)
+    return (
+        f"{verdict.end_time}  {verdict.serial}  {verdict.product}  {verdict.outcome.value}  "
+        f"{codes}  {spent:.0f} ms"
+    )
+
+
+class _Signals:
+    """SIGTERM and SIGINT go into a queue, whose `put` is safe in a handler. A context manager."""
+
+    def __init__(self, told: queue.SimpleQueue[int | None]) -> None:
+        self._told = told
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._told.put(number)
+
+
+def _socket(config: StationConfig) -> Path:
+    named = config.trigger.socket if isinstance(config.trigger, SoftwareSource) else None
+    return named or config.outbox.with_name("trigger.sock")
+
+
+def _require_writable(folder: Path) -> None:
+    """Raises ConfigError for a folder that cannot take the pictures of parts."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{os.getpid()}.probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            "the folder for evidence cannot be written",
+            which=folder,
+            got=error.strerror,
+            action="create it for the station's user, or name another one in the station file",
+        ) from error
