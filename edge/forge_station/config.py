@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
+from forge_station.capture.settings import HeadSettings
 from forge_station.contract import record
 from forge_station.contract.certificate import Change
 from forge_station.contract.error import ContractError, Fault
@@ -59,6 +60,22 @@ class ReplayScanner:
 
 
 @dataclass(frozen=True)
+class HeadScanner:
+    """Real scan heads. Each sees the tray from its place; a part is scanned by all, in order."""
+
+    driver: Literal["head"]
+    heads: tuple[HeadSettings, ...]
+    trigger_age_s: Annotated[float, Limit(0.1, 3600.0)] = 5.0
+    """An older trigger is refused: another part may be there by then."""
+
+    def __post_init__(self) -> None:
+        names = [head.name for head in self.heads]
+        if not names or "" in names or len(set(names)) != len(names):
+            fault = Fault("heads", ", ".join(names) or "none", "one or more, of different names")
+            raise ContractError("the scanner is not valid", faults=[fault])
+
+
+@dataclass(frozen=True)
 class Runtime:
     """How the model runs."""
 
@@ -88,7 +105,7 @@ class StationConfig:
     """In the file: path of the line file."""
     bundle: Path
     """Folder of the model bundle."""
-    scanner: SimScanner | ReplayScanner
+    scanner: SimScanner | ReplayScanner | HeadScanner
     outbox: Path
     """SQLite file of results not yet delivered; on a local disk."""
     evidence: Path

@@ -11,6 +11,9 @@ import pytest
 import yaml
 
 from forge_station import config
+from forge_station.capture.camera import CameraSettings
+from forge_station.capture.projector import ProjectorSettings
+from forge_station.capture.settings import HeadSettings
 from forge_station.checks import Thresholds
 from forge_station.contract.spec import LineSpec, Product, Rules
 from forge_station.errors import ConfigError, ContractError, StationError
@@ -80,11 +83,54 @@ def test_the_driver_picks_the_scanners_keys(station, tmp_path):
         "scanner.folder: unknown key"
     )
     assert problems(station(scanner={"driver": "laser"})) == [
-        "scanner.driver: 'laser'; allowed: sim, replay"
+        "scanner.driver: 'laser'; allowed: sim, replay, head"
     ]
     assert problems(station(scanner={"seed": 1})) == [
-        "scanner.driver: missing; allowed: sim, replay"
+        "scanner.driver: missing; allowed: sim, replay, head"
     ]
+
+
+def test_heads_with_camera_projector_and_calibration(station, tmp_path):
+    head = {
+        "name": "front",
+        "camera": {
+            "driver": "aravis",
+            "address": "192.168.7.20",
+            "options": {"GevSCPSPacketSize": 9000},
+        },
+        "projector": {"driver": "window", "settle_frames": 3},
+        "calibration": "front.yaml",
+        "exposures_us": [20000, 7000],
+    }
+    loaded = config.load_station(station(scanner={"driver": "head", "heads": [head]})).scanner
+    assert loaded == config.HeadScanner(
+        "head",
+        (
+            HeadSettings(
+                "front",
+                CameraSettings("aravis", "192.168.7.20", options={"GevSCPSPacketSize": 9000}),
+                ProjectorSettings("window", settle_frames=3),
+                tmp_path / "front.yaml",
+                (20000.0, 7000.0),
+            ),
+        ),
+    )
+    wrong = {
+        "heads": [
+            head | {"exposures_us": [7000, 20000]},
+            head | {"camera": {"driver": "aravis", "fps": 0, "adress": "x"}},
+        ]
+    }
+    found = problems(station(scanner={"driver": "head", **wrong}))
+    assert [text.split(":")[0] for text in found] == [
+        "scanner.heads[0].exposures_us",
+        "scanner.heads[1].camera.adress",
+        "scanner.heads[1].camera.fps",
+    ]
+    for heads in ([], [head, head]):
+        assert problems(station(scanner={"driver": "head", "heads": heads}))[0].startswith(
+            "scanner.heads: "
+        )
 
 
 @pytest.mark.parametrize(
@@ -228,6 +274,10 @@ def sections() -> list[type]:
         config.StationConfig,
         config.SimScanner,
         config.ReplayScanner,
+        config.HeadScanner,
+        HeadSettings,
+        CameraSettings,
+        ProjectorSettings,
         config.Runtime,
         trigger.SoftwareSource,
         trigger.StdinSource,

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Literal, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from forge_station.capture.base import Frame
+from forge_station.contract.record import Limit
 from forge_station.errors import CameraNotFoundError
 
 GROUP = "forge_station.cameras"
@@ -34,12 +35,12 @@ class CameraSettings:
 
     driver: str
     address: str = ""
-    exposure_us: float | None = None
+    exposure_us: Annotated[float, Limit(1.0, 10e6)] | None = None
     gain: float | None = None
     pixel_format: str | None = None
-    fps: float | None = None
+    fps: Annotated[float, Limit(1e-3, 1e5)] | None = None
     line: str = "Line1"
-    open_timeout_s: float = 5.0
+    open_timeout_s: Annotated[float, Limit(0.1, 600.0)] = 5.0
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from forge_station.capture.camera import CameraSettings
 from forge_station.capture.projector import ProjectorSettings
 from forge_station.contract.error import ContractError, Fault
+from forge_station.contract.record import Limit, check
+
+Microseconds = Annotated[float, Limit(1.0, 10e6)]
+Wait = Annotated[float, Limit(0.0, 60.0)]
 
 
 @dataclass(frozen=True)
@@ -20,24 +25,18 @@ class HeadSettings:
     projector: ProjectorSettings
     calibration: Path
     """Made by `forge-station calibrate` for exactly this camera, projector and place."""
-    exposures_us: tuple[float, ...] = (20000.0,)
+    exposures_us: tuple[Microseconds, ...] = (20000.0,)
     """One burst each, merged per pixel: a second, shorter one saves shiny metal."""
-    frame_timeout_s: float = 1.0
+    frame_timeout_s: Wait = 1.0
     """A frame may take so long after its exposure."""
-    recover_s: float = 3.0
+    recover_s: Wait = 3.0
     """How long a part waits for a camera that is being opened anew."""
 
     def __post_init__(self) -> None:
-        faults = []
+        check(self)
         exposures = self.exposures_us
-        if not exposures or any(not 0 < x <= 10e6 for x in exposures):
-            faults.append(Fault("exposures_us", f"{exposures}", "numbers above 0, 10 s at most"))
-        elif list(exposures) != sorted(set(exposures), reverse=True):
-            faults.append(Fault("exposures_us", f"{exposures}", "longest first, each once"))
-        if not self.name:
-            faults.append(Fault("name", "empty", "a name"))
-        for name in ("frame_timeout_s", "recover_s"):
-            if not 0 <= getattr(self, name) <= 60:
-                faults.append(Fault(name, f"{getattr(self, name)}", "0 to 60"))
-        if faults:
-            raise ContractError("settings of a head", faults=faults)
+        fine = exposures and all(1.0 <= x <= 10e6 for x in exposures)
+        if not fine or list(exposures) != sorted(set(exposures), reverse=True):
+            allowed = "1 us to 10 s, the longest first, each once"
+            fault = Fault("exposures_us", ", ".join(f"{x:g}" for x in exposures) or "none", allowed)
+            raise ContractError("settings of a head", faults=[fault])

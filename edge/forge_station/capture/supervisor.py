@@ -92,7 +92,7 @@ class Change:
     @property
     def lost(self) -> bool:
         """Whether parts must be ERROR now."""
-        return self.state in (State.STALLED, State.BACKOFF)
+        return self.fault is not None
 
 
 @dataclass
