@@ -252,7 +252,7 @@ class HeadScanner:
 
     def capture(self, trigger: Trigger) -> list[PatternStack]:
         """One stack a head. Raises CaptureError: no stack is better than a wrong one."""
-        self._refuse_stale(trigger)
+        refuse_stale(trigger, self._trigger_age_s, self._utc_ns)
         return [head.scan(trigger) for head in self.heads]
 
     def close(self) -> None:
@@ -260,19 +260,21 @@ class HeadScanner:
         for head in self.heads:
             head.close()
 
-    def _refuse_stale(self, trigger: Trigger) -> None:
-        if not trigger.t_utc_ns:
-            return
-        age_s = (self._utc_ns() - trigger.t_utc_ns) / 1e9
-        if abs(age_s) > self._trigger_age_s:
-            raise CaptureError(
-                "the trigger is stale: another part may be there by now",
-                which=f"part {trigger.serial}",
-                expected=f"{self._trigger_age_s:g} s old at most",
-                got=f"{age_s:.1f} s",
-                action="slow the line down; if it is not behind, the clocks of station and trigger "
-                "differ",
-            )
+
+def refuse_stale(trigger: Trigger, limit_s: float, utc_ns: Callable[[], int]) -> None:
+    """Raise CaptureError for a trigger that is older than `limit_s`, or from the future."""
+    if not trigger.t_utc_ns:
+        return
+    age_s = (utc_ns() - trigger.t_utc_ns) / 1e9
+    if abs(age_s) > limit_s:
+        raise CaptureError(
+            "the trigger is stale: another part may be there by now",
+            which=f"part {trigger.serial}",
+            expected=f"{limit_s:g} s old at most",
+            got=f"{age_s:.1f} s",
+            action="slow the line down; if it is not behind, the clocks of station and trigger "
+            "differ",
+        )
 
 
 def open_heads(
