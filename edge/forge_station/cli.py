@@ -13,7 +13,7 @@ from forge_station import bench, calibrate_command, demo, offline, run, version
 from forge_station.capture import patterns
 from forge_station.config import load_station
 from forge_station.errors import StationError
-from forge_station.mes import acl, command_client, listen
+from forge_station.mes import acl, command_client, interface, listen
 
 USAGE_ERROR = 64
 _PIPE_CLOSED = 141  # as a shell reports SIGPIPE; 0 would say that a part passed
@@ -119,6 +119,11 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     calibrate_command.add_arguments(command)
+
+    command = commands.add_parser("interface", help="write the interface for an MES integrator")
+    interface.add_arguments(command)
+    _station_argument(command)
+    command.set_defaults(run=lambda args: interface.run(args, load_station(args.station).mqtt))
 
     command = commands.add_parser("command", help="command a station through the broker")
     command_client.add_arguments(command)
