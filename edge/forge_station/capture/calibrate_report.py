@@ -81,11 +81,11 @@ def covered(views: Sequence[View], size: tuple[int, int]) -> NDArray[np.bool_]:
 
 
 def missing_regions(views: Sequence[View], size: tuple[int, int]) -> list[str]:
-    """Names of the ninths of the camera image that are less than half covered."""
+    """Names of the ninths of the camera image that are hardly more than half covered."""
     cells = covered(views, size).repeat(3, axis=0).repeat(3, axis=1).astype(float)
     high, wide = cells.shape[0] // 3, cells.shape[1] // 3
     ninths = cells.reshape(3, high, 3, wide).mean(axis=(1, 3)).ravel()
-    return [name for name, share in zip(_REGIONS, ninths, strict=True) if share < 0.5]
+    return [name for name, share in zip(_REGIONS, ninths, strict=True) if share < 0.6]
 
 
 def missing_leans(tilts: Sequence[tuple[float, float]]) -> list[str]:
