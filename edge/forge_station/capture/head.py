@@ -40,6 +40,7 @@ TRIGGER_AGE_S = 5.0
 _HOPELESS = (CameraSettingsError, ProjectorSettingsError, CalibrationError)
 _EXPOSURE_SHARE = 0.1  # a device rounds to its own steps
 _RHYTHM_SHARE = 0.2
+_LATENCY_NS = 100e6  # from a software trigger to the exposure, at its most uneven
 _QUIET_S = 0.02
 _CONTRAST = 2.0  # grey levels in the mean: less cannot be decoded anyway
 
@@ -124,20 +125,23 @@ class Head:
                 self.camera.arm("free", count, exposure_us=exposure_us)
             else:  # one more than there may be: a pulse too many is seen
                 self.camera.arm("hardware", count + 1, exposure_us=exposure_us)
-            asked_ns = self._now_ns()
+            asked = [self._now_ns()]
             if self._stepping == "projector":
+                self._refuse_more(0.0)
                 self.projector.show(0)
             for index in range(count):
                 if self._stepping == "host":
                     self.projector.show(index)
-                    asked_ns = self._now_ns()
+                    if index == 0:
+                        self._refuse_more(0.0)
+                    asked.append(self._now_ns())
                     self.camera.trigger()
                 frame = self.camera.grab(wait_s)
-                self._refuse_foreign(frame, frames, asked_ns, exposure_us if live else 0.0)
+                self._refuse_foreign(frame, frames, asked[-1], exposure_us if live else 0.0)
                 frames.append(frame)
-            self._refuse_more()
-            if self._stepping == "projector" and live:
-                self._refuse_irregular(frames)
+            self._refuse_more(_QUIET_S)
+            if live:
+                self._refuse_untimely(frames, asked[1:])
         finally:
             self.camera.disarm()
         return frames
@@ -182,10 +186,10 @@ class Head:
                 action="name exposure times that the camera can do",
             )
 
-    def _refuse_more(self) -> None:
+    def _refuse_more(self, wait_s: float) -> None:
         """A frame that nobody asked for: every image of the burst may be one too early."""
         try:
-            extra = self.camera.grab(_QUIET_S)
+            extra = self.camera.grab(wait_s)
         except CameraTimeoutError:
             return
         raise CaptureError(
@@ -194,19 +198,28 @@ class Head:
             action="look for pulses on the trigger line that are not the projector's",
         )
 
-    def _refuse_irregular(self, frames: Sequence[Frame]) -> None:
-        """The projector's clock is even: another rhythm has a foreign pulse or lacks one."""
+    def _refuse_untimely(self, frames: Sequence[Frame], asked: Sequence[int]) -> None:
+        """By the device's own clock: frames are as far apart as their triggers.
+
+        Sees what numbers cannot: a foreign or late frame in the place of one that got lost. The
+        projector's triggers are even; those of the host are at `asked`.
+        """
         times = [frame.t_device_ns for frame in frames if frame.t_device_ns]
-        if len(times) != len(frames):
-            return  # the device tells no time
+        if self._stepping == "camera" or len(times) != len(frames):
+            return  # every exposure counts there; or the device tells no time
         gaps = np.diff(times)
-        usual = float(np.median(gaps))
-        if np.abs(gaps - usual).max() > _RHYTHM_SHARE * usual:
+        if self._stepping == "host":
+            expected, allowed = np.diff(asked), _LATENCY_NS
+        else:
+            expected = np.full(gaps.shape, np.median(gaps))
+            allowed = _RHYTHM_SHARE * float(expected[0])
+        worst = int(np.argmax(np.abs(gaps - expected)))
+        if abs(gaps[worst] - expected[worst]) > allowed:
             raise CaptureError(
-                "the frames of the burst came unevenly",
-                which=f"head {self.name}",
-                expected=f"one every {usual / 1e6:.1f} ms, as the projector steps",
-                got=f"{gaps.min() / 1e6:.1f} to {gaps.max() / 1e6:.1f} ms",
+                "a frame of the burst was taken at another time than asked for",
+                which=f"head {self.name}, image {worst} or {worst + 1}",
+                expected=f"{expected[worst] / 1e6:.1f} ms between them",
+                got=f"{gaps[worst] / 1e6:.1f} ms",
                 action="look for foreign pulses on the trigger line, and for triggers during an "
                 "exposure, which cameras leave out",
             )
