@@ -103,6 +103,8 @@ class SocketTrigger(Thread):
 
     def _read(self, client: socket.socket) -> Trigger:
         asked = json.loads(_line(client))
+        if not isinstance(asked, dict):
+            raise ValueError("an object with serial and part_number is expected")
         texts = asked.get("serial", ""), asked.get("part_number", "")
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("serial and part_number are texts")
@@ -164,23 +166,23 @@ def ask(path: Path, serial: str, part_number: str, timeout_s: float) -> Iterator
 
 
 def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_socket() and _answers(path):
+            raise TriggerError("another station listens on the socket", which=path)
         if path.is_socket():
-            with socket.socket(socket.AF_UNIX) as probe:
-                try:
-                    probe.connect(str(path))
-                except OSError:
-                    path.unlink()  # left by a station that was killed
-                else:
-                    raise TriggerError("another station listens on the socket", which=path)
-        listener = socket.socket(socket.AF_UNIX)
+            path.unlink()  # left by a station that was killed
         os.fchmod(listener.fileno(), 0o600)  # before bind: there is no moment with another mode
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen(MOST_CLIENTS)
         listener.settimeout(0.2)
+    except TriggerError:
+        listener.close()
+        raise
     except OSError as error:
+        listener.close()
         raise TriggerError(
             "the trigger socket cannot be made",
             which=path,
@@ -188,6 +190,15 @@ def _listen(path: Path) -> socket.socket:
             got=error.strerror or error,
         ) from error
     return listener
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def _line(client: socket.socket) -> bytes:
