@@ -77,7 +77,11 @@ class Question:
 
 
 class Naive(VisionLanguageModel):
-    """The same graphs as a plain text model: everything again for every question."""
+    """A plain text model on the sessions of the given one: everything again for every question."""
+
+    def __init__(self, model: VisionLanguageModel) -> None:
+        self.__dict__.update(model.__dict__)
+        self._prefix = ("", self._empty)
 
     def _step(self, *feeds: Any) -> tuple[NDArray[np.float32], Cache]:
         logits, cache = super()._step(*feeds)
@@ -338,25 +342,21 @@ def limits(bundle: Path, model: VisionLanguageModel, part: Part, threads: int) -
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """All measurements of one run."""
-    with (
-        VisionLanguageModel.open(
-            args.bundle,
-            threads=args.threads,
-            provider=CPU,
-            prefix=tasks.TRUNK_OPEN + tasks.IMAGE_OPEN,
-        ) as model,
-        Naive.open(args.bundle, threads=args.threads, provider=CPU) as naive,
-    ):
+    with VisionLanguageModel.open(
+        args.bundle,
+        threads=args.threads,
+        provider=CPU,
+        prefix=tasks.TRUNK_OPEN + tasks.IMAGE_OPEN,
+    ) as model:
         sides = model.manifest.model
         layout = Layout(
             cell=int(sides.get("cell_px", Layout.cell)),
             panel=int(sides.get("panel_px", Layout.panel)),
         )
-        assert isinstance(naive, Naive)
         thresholds = Thresholds.read(model.manifest.thresholds)
         drawn = parts_of(layout, model.manifest.surface_channels)
         parts = {name: drawn[name] for name in args.part or drawn}
-        answers: dict[str, Answers] = {"naive": naive.answer_all}
+        answers: dict[str, Answers] = {"naive": Naive(model).answer_all}
         if args.checkpoint is not None:
             answers["transformers"] = transformers_peer(args.checkpoint, model, args.threads)
         works: dict[str, dict[str, Callable[[], object]]] = {}
