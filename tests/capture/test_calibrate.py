@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,14 +41,14 @@ class Calibrated:
 
 
 @pytest.fixture(scope="module")
-def calibrated() -> Iterator[Calibrated]:
+def calibrated() -> Calibrated:
     """Twelve poses: 8-bit images with noise, both lenses distorted."""
     source = SimulatedBoard(HEAD, BOARD, 12)
     views = []
     for number in range(12):
         (stack,) = source.capture(Trigger(f"pose-{number}"))
         views.append(calibrate.look(stack, BOARD))
-    yield Calibrated(tuple(views), calibrate.solve(views, BOARD, CAMERA, PROJECTOR))
+    return Calibrated(tuple(views), calibrate.solve(views, BOARD, CAMERA, PROJECTOR))
 
 
 def test_twelve_noisy_poses_calibrate_both_devices(calibrated: Calibrated) -> None:
@@ -134,7 +133,8 @@ def test_the_projected_code_is_found_between_codes_whatever_their_step() -> None
 
 def test_a_pose_that_was_bumped_is_named(calibrated: Calibrated) -> None:
     views = list(calibrated.views)
-    views[4] = replace(views[4], name="bumped", projector=views[4].projector + (0.0, 3.0))
+    down = views[4].projector + np.array([0.0, 3.0])
+    views[4] = replace(views[4], name="bumped", projector=down)
     found = calibrate.solve(views, BOARD, CAMERA, PROJECTOR)
     assert calibrate.outliers(found.poses) == ("bumped",)
     measured = [calibrate.measure(v, BOARD, calibrated.head) for v in views]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from forge_station.capture.base import PatternStack
 from forge_station.capture.board import Board, spacing
 from forge_station.capture.calibration import Calibration, Optics, PatternSpec
-from forge_station.capture.structured_light import Limits, read_code
+from forge_station.capture.structured_light import Code, Limits, read_code
 from forge_station.capture.triangulation import triangulate
 from forge_station.errors import CalibrationError, CaptureError
 
@@ -138,16 +138,12 @@ def look(stack: PatternStack, board: Board) -> View:
     corners = board.find(code.white)
     name = stack.name or "the scan"
     if len(corners.ids) < LEAST_CORNERS:
-        bright = float(np.percentile(code.white, 99))
-        hint = "turn the exposure up" if bright < 60 else "check the board's kind and its layout"
-        if float(code.saturated.mean()) > 0.2:
-            hint = "turn the exposure down: the image is saturated"
         raise CaptureError(
             "board not found",
             which=name,
             expected=f"{LEAST_CORNERS} corners or more of {board}",
-            got=f"{len(corners.ids)} corners, brightest part {bright:.0f} of 255",
-            action=f"{hint}; the whole board must be lit by the projector",
+            got=f"{len(corners.ids)} corners, {_light(code)}",
+            action="check the board's kind and its layout; the projector must light all of it",
         )
     side = spacing(corners.pixels)
     half = int(np.clip(round(_WINDOW_OF_SQUARE * side), *_WINDOW_PX))
@@ -159,7 +155,7 @@ def look(stack: PatternStack, board: Board) -> View:
             "no projected code on the board",
             which=name,
             expected=f"a code at {LEAST_CORNERS} corners or more",
-            got=f"{good.sum()} of {len(good)} corners; {code.ok.mean():.0%} of the image has one",
+            got=f"{good.sum()} of {len(good)} corners, {_light(code)}",
             action="light the board with the projector alone, focus it, and check the order of the "
             "pattern images",
         )
@@ -175,6 +171,16 @@ def look(stack: PatternStack, board: Board) -> View:
         lost=int((~good).sum()),
         white=code.white,
     )
+
+
+def _light(code: Code) -> str:
+    """How bright the image is, and what to do where that is the fault."""
+    bright = float(np.percentile(code.white, 99))
+    saturated = float(code.saturated.mean())
+    advice = "" if bright >= 60 else ": turn the exposure up"
+    if saturated > 0.2:
+        advice = f", {saturated:.0%} saturated: turn the exposure down"
+    return f"brightest part {bright:.0f} of 255{advice}"
 
 
 def _at(
