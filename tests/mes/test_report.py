@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from forge_station.mes.outbox import FORMAT_INVALID, Outbox
-from forge_station.mes.report import put_verdict
-from forge_station.mes.topics import MqttConfig
+from forge_station.mes.report import put_verdict, tell_last
+from forge_station.mes.topics import FlatTopic, MqttConfig
 from tests.mes.rig import verdict
 
 CONFIG = MqttConfig()
@@ -70,3 +70,43 @@ def test_requeue_leaves_what_would_only_be_refused_again(outbox: Outbox) -> None
     assert outbox.requeue_dead() == 1
     assert [item.reason for item in outbox.dead_letters()] == [FORMAT_INVALID]
     assert outbox.pending == 1
+
+
+class Board:
+    """What is retained at the broker."""
+
+    def __init__(self) -> None:
+        self.statuses: dict[str, Any] = {}
+        self.topics: dict[str, bytes] = {}
+
+    def set_status(self, name: str, fields: Any) -> None:
+        self.statuses[name] = fields
+
+    def set_retained(self, topic: str, body: bytes) -> None:
+        self.topics[topic] = body
+
+
+def test_last_verdict_goes_to_the_flat_topics_of_the_site() -> None:
+    config = MqttConfig(
+        flat=(
+            FlatTopic("mes/{line}/last", {"Serial": "partId", "Why": "reasons.0.code"}),
+            FlatTopic(
+                "tulip", {"good": "verdict", "cells": "cells", "sim": "isSimulated"}, "values"
+            ),
+        )
+    )
+    board = Board()
+    tell_last(board, config, verdict(front=[(4, 5)]).to_dict())
+    assert board.statuses["last"]["verdict"] == "FAIL"
+    assert json.loads(board.topics["mes/line/last"]) == {"Serial": "000123", "Why": "SURFACE_DENT"}
+    assert board.topics["tulip/good"] == b"FAIL"
+    assert board.topics["tulip/cells"] == b"1"
+    assert board.topics["tulip/sim"] == b"true"
+    tell_last(board, config, verdict().to_dict())
+    assert json.loads(board.topics["mes/line/last"])["Why"] is None  # nothing old stays behind
+
+
+def test_grids_are_put_as_the_site_wants_them(outbox: Outbox) -> None:
+    put_verdict(outbox, MqttConfig(grid_encoding="json"), verdict(front=[(4, 5)]).to_dict())
+    (found,) = outbox.fetch("verdict", 0, 9)
+    assert json.loads(found.body)["grid"]["views"][0]["values"][4][5] == 255

@@ -108,6 +108,7 @@ class Publisher:
         self._released: dict[str, int] = {}
         self._again: deque[Row] = deque()
         self._handlers: dict[str, Handler] = {topic_of(config, "receipt", "+"): self._receipt}
+        self._asked: deque[str] = deque()
         self._replies: deque[Outgoing] = deque(maxlen=REPLIES_WAITING)
         self._retained: dict[str, bytes] = {}
         self.add_birth(birth or {})
@@ -160,11 +161,13 @@ class Publisher:
         self._wake()
 
     def subscribe(self, topic_filter: str, handler: Handler) -> None:
-        """Call `handler` with every message of the filter, from the next connect on.
+        """Call `handler` with every message of the filter from now on.
 
         It runs in the publisher's thread: it must only queue, and must not raise.
         """
         self._handlers[topic_filter] = handler
+        self._asked.append(topic_filter)
+        self._wake()
 
     def send(self, message: Outgoing) -> None:
         """Send a message that may be lost (a reply): once, when there is a connection.
@@ -339,11 +342,13 @@ class Publisher:
         self._progress_at = now
         receipts = topic_of(self._config, "receipt", "+")
         link.subscribe([receipts], as_published=False)  # is a consumer there, or its last word?
-        link.subscribe([item for item in self._handlers if item != receipts])
+        self._asked.extend(item for item in self._handlers if item != receipts)
 
     def _serve(self, link: Connection) -> Down | None:
         """Send and listen until the connection ends; None when the publisher is to stop."""
         while not self._stop.is_set():
+            while self._asked:
+                link.subscribe([self._asked.popleft()])
             self._send_statuses(link)
             self._send_replies(link)
             self._send_rows(link)

@@ -1,4 +1,4 @@
-"""Puts a verdict into the outbox for the MES: payloads and outbox together, in the right order.
+"""Puts a verdict into the outbox for the MES, and its summary on the retained topics.
 
 It knows no broker: `publisher` sends what is put here. Every message is held against its schema
 once, before it is stored: what breaks it is kept as a dead letter and raises an alarm, so that no
@@ -10,13 +10,20 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from forge_station.mes import payloads
+from forge_station.mes import flat, payloads
 from forge_station.mes.outbox import FORMAT_INVALID, Outbox
-from forge_station.mes.topics import MqttConfig, topic_of
+from forge_station.mes.topics import MqttConfig, filled, topic_of
 
 log = logging.getLogger(__name__)
+
+
+class Retained(Protocol):
+    """What is needed of the publisher."""
+
+    def set_status(self, name: str, fields: Mapping[str, Any]) -> None: ...
+    def set_retained(self, topic: str, body: bytes) -> None: ...
 
 
 def put_verdict(
@@ -34,7 +41,11 @@ def put_verdict(
     """
     try:
         messages = payloads.messages_of(
-            verdict, config.root, sw_version=sw_version, context=context
+            verdict,
+            config.root,
+            sw_version=sw_version,
+            context=context,
+            grid_encoding=config.grid_encoding,
         )
     except ValueError as error:  # ContractError is one; so is a NaN, which is no JSON
         return _put_unsendable(outbox, config, verdict, error)
@@ -42,6 +53,24 @@ def put_verdict(
     for message in messages:
         seq = outbox.put(message.stream, topic_of(config, message.stream), message.body, message.id)
     return seq
+
+
+def tell_last(publisher: Retained, config: MqttConfig, verdict: Mapping[str, Any]) -> None:
+    """The last verdict for those who want no history: status `last`, and the site's flat topics."""
+    publisher.set_status("last", payloads.last_body(verdict))
+    if not config.flat:
+        return
+    try:
+        body = payloads.verdict_body(verdict, config.root)
+    except ValueError:
+        return  # told when it was put
+    for item in config.flat:
+        topic, found = filled(item.topic, config), flat.values(body, item.fields)
+        if item.format == "json":
+            publisher.set_retained(topic, payloads.encode(found))
+        else:
+            for name, value in found.items():
+                publisher.set_retained(f"{topic}/{name}", flat.text(value).encode())
 
 
 def _put_unsendable(
