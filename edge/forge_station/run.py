@@ -24,12 +24,15 @@ from types import FrameType
 from typing import Any, TextIO
 
 from forge_station.capture.base import Trigger
+from forge_station.capture.lifecycle import State
+from forge_station.capture.supervisor import Change
 from forge_station.config import StationConfig
 from forge_station.contract.verdict import Outcome, Verdict
 from forge_station.errors import ConfigError, OutboxError, StationError, TriggerError
 from forge_station.journal import Journal
 from forge_station.line import open_line
 from forge_station.mes.alarms import Alarms
+from forge_station.mes.health import CAMERA_CODES
 from forge_station.mes.outbox import OutboxFull
 from forge_station.mes.stamp import utc_now
 from forge_station.notify import Liveness, Watchdog, notify
@@ -158,13 +161,14 @@ class Runner:
         self._advisory = True
         self._station: Station | None = None
         self._alarms: Alarms | None = None
+        self._cameras: dict[str, Change] = {}
 
     def open(self, stack: ExitStack) -> None:
         """Quick things first, the model last. Raises StationError."""
         stack.enter_context(Watchdog(self._liveness))
         stack.callback(self._background.shutdown, wait=True)
         _require_writable(self.config.evidence)
-        line = open_line(self.config)
+        line = open_line(self.config, self._camera)
         for product in self.config.line.products:
             stack.enter_context(closing(line.scanner_of(Trigger("", product.part_number))))
         source = self._source(line.camera)
@@ -174,6 +178,8 @@ class Runner:
         self._station = replace(station, journal=self._journal, hold=self._hold)
         self._serials.start(1 + station.outbox.last_number("verdict"))
         self._alarms = Alarms(station.outbox, station.config.mqtt)
+        for change in list(self._cameras.values()):
+            self._alarm_camera(change)
         self._advisory = station.inspector.permit.objection is not None
         self._report_left()
         line.warm_up()
@@ -223,6 +229,8 @@ class Runner:
         self._print(line_of(done.verdict))
         warned = "; ".join(done.warnings)[:500]
         self._alarm(bool(warned), "EVIDENCE_NOT_STORED", warned)
+        gone = [reason.text for reason in done.verdict.reasons if reason.code in CAMERA_CODES]
+        self._alarm(bool(gone), "CAMERA_LOST", "; ".join(gone)[:500])
         if self._held:
             self._held = False
             self.gate.open()
@@ -265,12 +273,30 @@ class Runner:
         )
         self._alarm(not alive, "PLC_LOST", "the PLC's heartbeat stands still")
 
+    def _camera(self, change: Change) -> None:
+        """In the thread that watches a camera: it is lost, or there again."""
+        if change.state in (State.STALLED, State.STREAMING):
+            lost = f"is lost: {change.fault}" if change.lost else "is there"
+            self._print(f"{utc_now()}  camera {change.camera} {lost}")
+        self._cameras[change.camera] = change
+        self._alarm_camera(change)
+
+    def _alarm_camera(self, change: Change) -> None:
+        if change.lost or change.state is State.STREAMING:
+            text = str(change.fault or "")[:500]
+            self._alarm(change.lost, "CAMERA_LOST", text, key=change.camera)
+
     def _alarm(
-        self, active: bool, code: str, text: str, params: Mapping[str, Any] | None = None
+        self,
+        active: bool,
+        code: str,
+        text: str,
+        params: Mapping[str, Any] | None = None,
+        key: str = "",
     ) -> None:
         """Raise or clear in the background: it takes a disk flush."""
         if self._alarms is not None:
-            self._background.submit(self._alarms.set, active, code, text, params=params)
+            self._background.submit(self._alarms.set, active, code, text, key=key, params=params)
 
     def _report_left(self) -> None:
         """The ERROR verdict of a part that the last run did not finish."""
