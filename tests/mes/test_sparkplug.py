@@ -401,7 +401,11 @@ def test_what_was_decided_while_the_host_was_away_comes_as_historical(record: Re
 def test_a_verdict_is_one_message_with_all_that_changed(record: Record) -> None:
     values = record.of("data", "NDATA")[0].values()
     assert values["Verdict/Code"] == "FAIL" and values["Verdict/Reason"] == "SURFACE_DENT"
-    assert values["Verdict/Defective Cells"] == 1 and values["Counters/FAIL"] == 1
+    assert (
+        values["Verdict/Score"] == 3.0
+        and values["Verdict/Defective Cells"] == 1
+        and values["Counters/FAIL"] == 1
+    )
     assert values["Verdict/Grids"].rows == (("A", "front", "r5: 6"),)
 
 

@@ -162,7 +162,7 @@ def result_of(verdict: Mapping[str, Any]) -> Result:
     reasons, grids = verdict["reasons"], verdict.get("grids", ())
     ended = verdict.get("end_time") or ""
     when = ms_of(ended) if ended else now_ms()
-    scores = [item.get("score") for item in verdict.get("surface", ()) if item.get("score")]
+    scores = [item["score"] for item in verdict["checks"] if item["score"] is not None]
     rows = tuple(
         (item["mark"], item["view"], item["text"].replace("\n", "; "))
         for item in grids
