@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
+from forge_station.capture.fusion import Fusion
 from forge_station.capture.settings import HeadSettings
 from forge_station.contract import record
 from forge_station.contract.certificate import Change
@@ -98,6 +99,29 @@ class Runtime:
 
 
 @dataclass(frozen=True)
+class Gates:
+    """What a scan must reach, stricter than the defaults where wanted; never looser.
+
+    The bundle's certificate was made with the defaults.
+    """
+
+    motion_px: Annotated[float, Limit(0.05, 0.5)] = 0.5
+    """Camera pixels that anything may have moved by while the patterns were shown."""
+    blur_px: Annotated[float, Limit(0.3, 3.0)] = 3.0
+    """Blur of the patterns' edges, standard deviation in camera pixels."""
+    min_part_points: Annotated[int, Limit(400, 10_000_000)] = 400
+    """Points that a part must have."""
+    min_part_width_px: Annotated[float, Limit(10.0, 10_000.0)] = 10.0
+    """Camera pixels that a part must be wide."""
+    max_unseen_share: Annotated[float, Limit(0.0, 0.35)] = 0.35
+    """Share of a part's outline in which nothing was seen."""
+    min_tray_share: Annotated[float, Limit(0.05, 1.0)] = 0.05
+    """Share of the points that must lie on the tray: it shows whether the calibration holds."""
+    max_reprojection_px: Annotated[float, Limit(0.1, 2.0)] = 2.0
+    """What camera and projector may disagree by, with codes of columns and rows."""
+
+
+@dataclass(frozen=True)
 class StationConfig:
     """station.yaml. The station's id and its ISA-95 place are levels of `mqtt`."""
 
@@ -120,6 +144,10 @@ class StationConfig:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     """Operating points that replace those of the bundle, by name."""
     runtime: Runtime = Runtime()
+    fusion: Fusion = field(default_factory=Fusion)
+    """How the head poses of a scan are put together."""
+    gates: Gates = field(default_factory=Gates)
+    """What a scan must reach to be judged at all."""
     trusted_keys: tuple[PublicKey, ...] = ()
     """Whose certificates count: PEM files or base64. None: the station only advises."""
     changed_since_certificate: tuple[Change, ...] = ()

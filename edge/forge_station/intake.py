@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from forge_station import checks, sources
-from forge_station.capture import base, structured_light
+from forge_station.capture import fusion, structured_light
 from forge_station.capture.base import Cloud, Scan
 from forge_station.capture.health import plane_residual
 from forge_station.contract.catalogue import CATALOGUE
@@ -125,8 +125,9 @@ def from_stacks(
     watch = watch or Stopwatch()
     job = replace(job, source=given.source, simulated=given.simulated)
     with watch.stage("decode"):
-        scans = structured_light.decode_all(given.stacks, given.calibrations)
-        cloud = base.fuse(scans)
+        gates = inspector.gates.decoding
+        scans = structured_light.decode_all(given.stacks, given.calibrations, gates)
+        cloud = fusion.fuse(scans, inspector.fusion)
     digests = sorted({stack.calibration_digest for stack in given.stacks})
     calibration = "+".join(digest[:16] for digest in digests)
     found = _from_cloud(inspector, cloud, job, watch, bare=bare, calibration=calibration)
@@ -175,7 +176,8 @@ def _from_cloud(
     if bare:
         source = f"{source}; one bare part without a tray, laid on its flattest side"
     with watch.stage("gate"):
-        problems = (*quality.gate(cloud, found), *_size_problems(found.parts))
+        problems = quality.gate(cloud, found, inspector.gates.scene)
+        problems = (*problems, *_size_problems(found.parts))
     summary = ScanSummary(
         points=len(cloud.points),
         quality=figures(cloud),
@@ -193,7 +195,7 @@ def _alone(cloud: Cloud, job: Job) -> scene.Scene:
         part = scene.single(cloud.points, cloud.camera_pixel_mm)
     except ValueError as error:
         raise ScanError("the cloud is no part", which=job.serial, got=error) from error
-    return scene.Scene((part,), (), 0.0)
+    return scene.Scene((part,), (), None)
 
 
 def _size_problems(parts: Sequence[PartCloud]) -> list[Problem]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forge_station import checks
-from forge_station.capture import base, structured_light
-from forge_station.capture.base import Cloud, PatternStack
+from forge_station.capture import fusion, structured_light
+from forge_station.capture.base import Cloud, PatternStack, Scan
 from forge_station.capture.calibration import Calibration
+from forge_station.capture.fusion import Fusion
 from forge_station.checks import Thresholds
 from forge_station.contract import spec
 from forge_station.contract.spec import Product, Reading
@@ -40,6 +41,20 @@ from forge_station.permit import Permit
 from forge_station.timing import Stopwatch
 from forge_station.vlm.grid_readout import Readout
 from forge_station.vlm.model import VisionLanguageModel
+
+_SHARES = ("valid", "decoded", "saturated", "dark", "inconsistent", "flying")
+_FIGURES = (
+    *(f"{name}_share" for name in _SHARES),
+    *("reprojection_px", "motion_px", "blur_px", "residual_mm", "shift_mm", "turn_deg"),
+)
+
+
+@dataclass(frozen=True)
+class Gates:
+    """What a scan must reach, in the decoder and in the scene."""
+
+    decoding: structured_light.Limits = field(default_factory=structured_light.Limits)
+    scene: quality.Limits = quality.DEFAULT_LIMITS
 
 
 @dataclass(frozen=True)
@@ -84,6 +99,8 @@ class Inspector:
     """Part id -> the sound part, for models that are shown the difference from it."""
     permit: Permit = field(default_factory=Permit)
     """By default nothing may pass: see `permit.Permit`."""
+    fusion: Fusion = field(default_factory=Fusion)
+    gates: Gates = field(default_factory=Gates)
 
     def surface(self, part: PartCloud, name: str) -> surface.Surface:
         """What the surface check sees of a part that reads `name`."""
@@ -104,19 +121,27 @@ class Inspector:
     def inspect_stacks(
         self,
         job: Job,
-        stacks: Sequence[PatternStack],
+        stacks: Sequence[PatternStack] | Sequence[Scan],
         calibrations: Mapping[str, Calibration],
         watch: Stopwatch | None = None,
     ) -> Inspection:
-        """Decode and fuse the pattern stacks of all head poses, then `inspect_cloud`."""
+        """Decode and fuse the pattern stacks of all head poses, then `inspect_cloud`.
+
+        Scans of heads that measure by themselves are fused as they are.
+        """
         watch = watch or Stopwatch()
         try:
             with watch.stage("decode"):
-                cloud = base.fuse(structured_light.decode_all(stacks, calibrations))
+                scans = [item for item in stacks if isinstance(item, Scan)]
+                raw = [item for item in stacks if isinstance(item, PatternStack)]
+                scans += structured_light.decode_all(raw, calibrations, self.gates.decoding)
+            with watch.stage("fuse"):
+                cloud = fusion.fuse(scans, self.fusion)
         except StationError as error:
             return self.failed(job, error, watch)
-        digests = sorted({stack.calibration_digest for stack in stacks})
-        return self.inspect_cloud(job, cloud, watch, calibration="+".join(d[:16] for d in digests))
+        digests = sorted({item.calibration_digest for item in stacks} - {""})
+        digest = "+".join(d[:16] for d in digests) or None
+        return self.inspect_cloud(job, cloud, watch, calibration=digest)
 
     def inspect_cloud(
         self,
@@ -130,7 +155,7 @@ class Inspector:
         with watch.stage("scene"):
             found = scene.separate(cloud, max_marks=len(MARKS))
         with watch.stage("gate"):
-            problems = quality.gate(cloud, found)
+            problems = quality.gate(cloud, found, self.gates.scene)
         summary = ScanSummary(
             points=len(cloud.points),
             quality=figures(cloud),
@@ -301,11 +326,8 @@ def gate_result(problems: Sequence[Problem]) -> CheckResult:
 
 def figures(cloud: Cloud) -> dict[str, float]:
     """Quality of a scan as numbers of the verdict."""
-    names = ("valid_share", "saturated_share", "dark_share", "inconsistent_share", "flying_share")
-    found = {name: float(getattr(cloud.quality, name)) for name in names}
-    if cloud.quality.reprojection_px is not None:
-        found["reprojection_px"] = float(cloud.quality.reprojection_px)
-    return {name: round(value, 5) for name, value in found.items()}
+    found = {name: getattr(cloud.quality, name) for name in _FIGURES}
+    return {name: round(float(value), 5) for name, value in found.items() if value is not None}
 
 
 def misfit_reasons(mark: str, name: str, seen: surface.Surface) -> list[Reason]:

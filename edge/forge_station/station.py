@@ -8,24 +8,29 @@ delivered when the outbox has it on disk; the broker may be away.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from forge_station import evidence, version
+from forge_station.capture import fusion, structured_light
 from forge_station.capture.base import Scanner, Trigger
+from forge_station.config import Gates as GateLimits
 from forge_station.config import SimScanner, StationConfig
 from forge_station.contract.verdict import Outcome, Verdict
 from forge_station.errors import ConfigError, InputError, OutboxError, StationError
+from forge_station.geometry import quality
 from forge_station.journal import Journal
-from forge_station.mes import payloads, report
+from forge_station.mes import report
+from forge_station.mes.credentials import Watch
 from forge_station.mes.outbox import Outbox, OutboxFull
 from forge_station.mes.publisher import Publisher
 from forge_station.mes.stamp import utc_now, uuid7
 from forge_station.opening import open_inspector
-from forge_station.pipeline import Inspection, Inspector, Job
+from forge_station.pipeline import Gates, Inspection, Inspector, Job
 from forge_station.timing import Stopwatch
 from forge_station.vlm import engine
 from forge_station.warm import KeepWarm
@@ -54,7 +59,9 @@ class Done:
 
 def open_station_inspector(config: StationConfig) -> Inspector:
     """The inspector of a station file. The caller closes `inspector.model`."""
-    return open_inspector(
+    if config.fusion.refine:
+        fusion.require()
+    inspector = open_inspector(
         config.bundle,
         overrides=config.thresholds,
         threads=config.runtime.threads,
@@ -64,6 +71,16 @@ def open_station_inspector(config: StationConfig) -> Inspector:
         grid=config.runtime.grid,
         trusted_keys=config.trusted_keys,
         changed=config.changed_since_certificate,
+    )
+    return replace(inspector, fusion=config.fusion, gates=gates_of(config.gates))
+
+
+def gates_of(limits: GateLimits) -> Gates:
+    """The limits of a station file, where the decoder and the scene look for them."""
+    scene = {name.name: getattr(limits, name.name) for name in fields(quality.Limits)}
+    return Gates(
+        structured_light.Limits(motion_px=limits.motion_px, blur_px=limits.blur_px),
+        quality.Limits(**scene),
     )
 
 
@@ -101,6 +118,7 @@ def open_station(
         publisher = Publisher(outbox, config.mqtt, birth=birth_of(inspector))
         if config.broker != "none":
             stack.enter_context(publisher)
+            stack.enter_context(Watch(config.mqtt, publisher.reconnect))
         yield Station(
             config,
             inspector,
@@ -112,9 +130,19 @@ def open_station(
         )
 
 
-@dataclass(frozen=True)
+class StationStoppedError(StationError):
+    """A part came while a command had stopped the station."""
+
+    code: ClassVar[str] = "STATION_STOPPED"
+
+
+@dataclass
 class Station:
     """A configured station. `scanner_of(trigger)` gives the scanner set to the trigger's product.
+
+    Commands change it while it runs (`control.py`): `inspector` only while nobody holds `in_work`,
+    which a part holds; `stopped` says why no part is inspected; `selected` is the product of parts
+    whose trigger names none.
 
     `store` False keeps no pictures (benchmarks). `journal` remembers the part in work over a crash.
     `hold`: called with the error while the outbox has no room; True: try again, False: give up,
@@ -130,6 +158,9 @@ class Station:
     store: bool = True
     journal: Journal | None = None
     hold: Callable[[OutboxError], bool] | None = None
+    stopped: str | None = None
+    selected: str = ""
+    in_work: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         if self.inspector.permit.checks_alone:
@@ -175,9 +206,13 @@ class Station:
         """The state message for MES. `objection`: why no part can be inspected now."""
         permit = self.inspector.permit
         state: dict[str, Any] = {"state": "OPERATIONAL", "mode": "READY", "text": permit.text}
+        if self.stopped is not None:
+            state = {**state, "mode": "INITIALIZED", "text": f"stopped: {self.stopped}"}
         if objection is not None:
             state = {"state": "ERROR", "text": objection}
-        flags = {"advisory": permit.objection is not None}
+        flags = {"advisory": permit.objection is not None, "stopped": self.stopped is not None}
+        if self.config.mqtt.security == "insecure":
+            flags["insecure"] = True
         self.publisher.set_status("state", {**state, "flags": flags})
 
     def job_of(self, trigger: Trigger) -> Job:
@@ -196,6 +231,10 @@ class Station:
 
     def inspect(self, trigger: Trigger) -> Done:
         """One part, from trigger to outbox."""
+        with self.in_work:
+            return self._inspect(replace(trigger, part_number=trigger.part_number or self.selected))
+
+    def _inspect(self, trigger: Trigger) -> Done:
         job = self.job_of(trigger)
         serial = job.serial
         watch = Stopwatch()
@@ -209,6 +248,8 @@ class Station:
                     expected=f"1 to {SERIAL_LENGTH} characters",
                     got=len(trigger.serial),
                 )
+            if self.stopped is not None:
+                raise StationStoppedError("the station is stopped", got=self.stopped)
             job = replace(job, product=self.config.line.product(trigger.part_number))
             scanner = self.scanner_of(trigger)
             with watch.stage("capture"):
@@ -241,7 +282,7 @@ class Station:
         with watch.stage("deliver"):
             found = self._stored(job, found, watch)
             verdict = found.verdict
-            self.publisher.set_status("last", payloads.last_body(verdict.to_dict()))
+            report.tell_last(self.publisher, self.config.mqtt, verdict.to_dict())
             if self.journal is not None:
                 self.journal.end()
         verdict = replace(verdict, timings_ms=watch.timings_ms())

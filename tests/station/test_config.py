@@ -279,6 +279,8 @@ def sections() -> list[type]:
         CameraSettings,
         ProjectorSettings,
         config.Runtime,
+        config.Fusion,
+        config.Gates,
         trigger.SoftwareSource,
         trigger.StdinSource,
         trigger.TimerSource,

@@ -27,6 +27,7 @@ LOW_COVERAGE = "LOW_COVERAGE"
 INCONSISTENT_CODE = "INCONSISTENT_CODE"
 MOTION = "MOTION"
 OUT_OF_FOCUS = "OUT_OF_FOCUS"
+POSE_MISFIT = "POSE_MISFIT"
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,14 @@ class PatternStack:
 class ScanQuality:
     """Shares of the camera image's pixels (0..1), and what they mean.
 
-    valid: became a point. saturated: clipped in every exposure. dark: too little projected light
-    (shadow, black, outside). inconsistent: Gray code and phase (or a pattern and its inverse)
-    contradict each other. flying: removed at depth jumps. reprojection_px: median |column, row|
-    residual; None where only columns are coded. motion_px: how far anything moved between the first
-    and the last image; blur_px: standard deviation of the blur; None where there is nothing to tell
-    it from. flags: see the constants above.
+    valid: became a point. decoded: had a code, before any gate. saturated: clipped in every
+    exposure. dark: too little projected light (shadow, black, outside). inconsistent: Gray code and
+    phase (or a pattern and its inverse) contradict each other. flying: removed at depth jumps.
+    reprojection_px: median |column, row| residual; None where only columns are coded. motion_px:
+    how far anything moved between the first and the last image; blur_px: standard deviation of the
+    blur; None where there is nothing to tell it from. misfits: why poses do not fit together, one
+    text each; residual_mm, shift_mm, turn_deg: of the worst pose, what was left and what was
+    corrected (see `fusion`). flags: see the constants above.
     """
 
     valid_share: float
@@ -107,6 +110,11 @@ class ScanQuality:
     reprojection_px: float | None = None
     motion_px: float | None = None
     blur_px: float | None = None
+    decoded_share: float | None = None
+    residual_mm: float | None = None
+    shift_mm: float | None = None
+    turn_deg: float | None = None
+    misfits: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
 
 
@@ -162,6 +170,20 @@ class Scanner(Protocol):
         ...
 
     def capture(self, trigger: Trigger) -> list[PatternStack]: ...
+
+    def close(self) -> None: ...
+
+
+class ScanSource(Protocol):
+    """A driver of heads that measure by themselves: scans instead of pattern stacks.
+
+    Otherwise as `Scanner`; it has no calibration to name.
+    """
+
+    @property
+    def calibrations(self) -> Mapping[str, Calibration]: ...
+
+    def capture(self, trigger: Trigger) -> list[Scan]: ...
 
     def close(self) -> None: ...
 
@@ -246,6 +268,8 @@ def fuse(scans: Sequence[Scan]) -> Cloud:
     def mean(name: str) -> float:
         return float(np.mean([getattr(q, name) for q in qualities]))
 
+    decoded = [q.decoded_share for q in qualities if q.decoded_share is not None]
+
     def worst(name: str) -> float | None:
         found = [getattr(q, name) for q in qualities if getattr(q, name) is not None]
         return float(max(found)) if found else None
@@ -259,6 +283,7 @@ def fuse(scans: Sequence[Scan]) -> Cloud:
         reprojection_px=worst("reprojection_px"),
         motion_px=worst("motion_px"),
         blur_px=worst("blur_px"),
+        decoded_share=float(np.mean(decoded)) if decoded else None,
         flags=tuple(dict.fromkeys(flag for q in qualities for flag in q.flags)),
     )
     return Cloud(

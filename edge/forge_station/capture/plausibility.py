@@ -106,29 +106,30 @@ def refuse_wrong_order(stack: PatternStack) -> None:
     thumb = stack.images[:, :, ::16, ::16].reshape(*stack.images.shape[:2], -1).astype(np.int16)
     for exposure, images in enumerate(thumb):
         lit = images[:, images.max(axis=0) - images.min(axis=0) > _LIT]
-        if lit.shape[1] < _LIT_PIXELS or _in_order(lit, stack.pattern, 0):
+        if lit.shape[1] < _LIT_PIXELS:
             continue
-        shifts = [k for k in range(1, len(lit)) if _in_order(lit, stack.pattern, k)]
+        fits = [_in_order(lit, stack.pattern.white_at + late) for late in range(len(lit))]
+        if fits[0] > 0.5:
+            continue
+        late = int(np.argmax(fits))
+        known = fits[late] > 0.5
         raise CaptureError(
             "white and black are not where the pattern has them",
             which=f"stack {stack.name or '(unnamed)'}, exposure {exposure}",
             expected=f"white image {stack.pattern.white_at}, black after it",
-            got=f"a sequence that is {' or '.join(map(str, shifts))} images late"
-            if shifts
-            else "another order",
+            got=f"a sequence that is {late} images late" if known else "another order",
             action="start projector and camera together, check the trigger wire, capture again"
-            if shifts
+            if known
             else "check the order of the images, and that they belong to this pattern",
         )
 
 
-def _in_order(lit: NDArray[np.int16], spec: PatternSpec, late: int) -> bool:
-    """Whether most pixels [N, P] are brightest in white and darkest in black, `late` images on."""
-    count = len(lit)
-    white, black = lit[(spec.white_at + late) % count], lit[(spec.white_at + 1 + late) % count]
+def _in_order(lit: NDArray[np.int16], white_at: int) -> float:
+    """Share of pixels [N, P] that are brightest in image `white_at` and darkest in the next."""
+    white, black = lit[white_at % len(lit)], lit[(white_at + 1) % len(lit)]
     slack = 4 + (white - black) // 8
     fits = (white + slack >= lit.max(axis=0)) & (black - slack <= lit.min(axis=0))
-    return bool(fits.mean() > 0.5)
+    return float(fits.mean())
 
 
 def refuse_wrong_code_step(

@@ -68,8 +68,8 @@ class Limits:
     jump: float = 2.7
     support: int = 5
     gate_px: float = 2.0
-    motion_px: float = 0.3
-    blur_px: float = 2.5
+    motion_px: float = 0.5
+    blur_px: float = 3.0
 
 
 def decode(
@@ -124,6 +124,7 @@ def decode(
         reprojection_px=reprojection,
         motion_px=_motion(code),
         blur_px=_blur(code, stack.pattern),
+        decoded_share=float(code.ok.mean()),
     )
     pixel_mm = calibration.camera_pixel_mm
     if pixel_mm is None:

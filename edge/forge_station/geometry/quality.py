@@ -35,6 +35,7 @@ def gate(cloud: Cloud, scene: Scene, limits: Limits = DEFAULT_LIMITS) -> tuple[P
     problems = [
         *_scan_problems(cloud.quality, len(cloud.points), limits),
         *scene.problems,
+        *_tray_problems(scene, limits),
         *_part_problems(scene.parts, limits),
     ]
     by_code: dict[tuple[str, str], Problem] = {}
@@ -79,6 +80,26 @@ def _scan_problems(quality: ScanQuality, points: int, limits: Limits) -> list[Pr
             "projector focus and that the head looks at the tray"
         )
         problems.append(Problem(base.LOW_COVERAGE, text, "UNSURE"))
+    if base.MOTION in quality.flags:
+        text = (
+            f"something moved by about {quality.motion_px or 0:.1f} camera pixels while the "
+            "patterns were shown; let the part come to rest, damp vibrations: scan again"
+        )
+        problems.append(Problem(base.MOTION, text, "UNSURE"))
+    if base.OUT_OF_FOCUS in quality.flags:
+        text = (
+            f"edges of the patterns are blurred over {quality.blur_px or 0:.1f} camera pixels; "
+            "focus camera and projector on the tray, and clean their windows"
+        )
+        problems.append(Problem(base.OUT_OF_FOCUS, text, "UNSURE"))
+    problems += [
+        Problem(
+            base.POSE_MISFIT,
+            f"{text}; the poses were used as they are known: fix part and tray, calibrate again",
+            "UNSURE",
+        )
+        for text in quality.misfits
+    ]
     reprojection = quality.reprojection_px
     if reprojection is not None and reprojection > limits.max_reprojection_px:
         text = (
@@ -88,6 +109,17 @@ def _scan_problems(quality: ScanQuality, points: int, limits: Limits) -> list[Pr
         )
         problems.append(Problem("CALIBRATION_MISMATCH", text, "ERROR"))
     return problems
+
+
+def _tray_problems(scene: Scene, limits: Limits) -> list[Problem]:
+    share = scene.tray_share
+    if share is None or not scene.parts or share >= limits.min_tray_share:
+        return []
+    text = (
+        f"only {share:.1%} of the points lie on the tray (limit {limits.min_tray_share:.0%}), so "
+        "that nothing shows whether the calibration still holds; uncover the tray"
+    )
+    return [Problem("NO_TRAY", text, "UNSURE")]
 
 
 def _part_problems(parts: Sequence[PartCloud], limits: Limits) -> list[Problem]:

@@ -34,11 +34,14 @@ _TILT_LIMIT_DEG = 0.5
 
 @dataclass(frozen=True)
 class Scene:
-    """`parts` from left to right (x, then y). `tray_share`: points on the tray of all points."""
+    """`parts` from left to right (x, then y).
+
+    `tray_share`: points on the tray of all points; None for a bare part, which has no tray.
+    """
 
     parts: tuple[PartCloud, ...]
     problems: tuple[Problem, ...]
-    tray_share: float
+    tray_share: float | None
 
 
 def separate(cloud: Cloud, *, max_marks: int = 6) -> Scene:
