@@ -85,6 +85,17 @@ def gone_message(
     return status_message(config, "gone", fields)
 
 
+def dead_letter_alarm(config: MqttConfig, row: Row, reason: int, text: str) -> payloads.Message:
+    """Tells that a message was refused for good, by which reason code."""
+    return payloads.alarm_message(
+        "DEAD_LETTER",
+        f"the broker refused a message of stream {row.stream}: {text}",
+        config.root,
+        severity=800,
+        params={"id": row.id, "seq": row.seq, "reason": reason},
+    )
+
+
 def conn_fields(outbox: Outbox, state: str) -> dict[str, Any]:
     """Of the `conn` status."""
     return {"state": state, "bootId": outbox.boot_id, "epoch": outbox.epoch}

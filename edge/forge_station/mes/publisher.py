@@ -16,7 +16,6 @@ level 2 (`mqtt.receipts`) on a receipt of the consumer, and nothing is sent whil
 from __future__ import annotations
 
 import logging
-import queue
 import random
 import threading
 import time
@@ -32,9 +31,11 @@ from forge_station.mes import payloads, publication
 from forge_station.mes.backlog import Backlog
 from forge_station.mes.delivery import Connect, Connection, Handler, Stats, Timing
 from forge_station.mes.link import Acknowledged, Down, Event, Inbound, Outgoing
+from forge_station.mes.mailbox import Mailbox
 from forge_station.mes.outbox import FORMAT_INVALID, Outbox, OutboxFull, Replayed, Row
 from forge_station.mes.receipts import BATCH_ROWS, Heard, Receipts
 from forge_station.mes.suspicion import Suspicion
+from forge_station.mes.takeover import CHECK_S, Takeover
 from forge_station.mes.topics import STREAMS, MqttConfig, topic_of
 
 log = logging.getLogger(__name__)
@@ -83,8 +84,7 @@ class Publisher:
         self._birth: dict[str, Any] = {}
         self._timing = timing or Timing()
         self._connect = connect
-        self._events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
-        self._woken = threading.Event()
+        self._mailbox = Mailbox()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -103,11 +103,15 @@ class Publisher:
         self._settled_at = 0.0
         self._suspicion = Suspicion()
         self._alarmed: set[int] = set()
-        self._taken_over = False
+        self._takeover = Takeover(outbox.boot_id)
         self._receipts = Receipts(outbox.epoch, config.receipts)
         self._released: dict[str, int] = {}
         self._again: deque[Row] = deque()
-        self._handlers: dict[str, Handler] = {topic_of(config, "receipt", "+"): self._receipt}
+        self._own: dict[str, Handler] = {
+            topic_of(config, "receipt", "+"): self._receipt,
+            topic_of(config, "conn"): self._own_conn,
+        }
+        self._handlers: dict[str, Handler] = {}
         self._asked: deque[str] = deque()
         self._replies: deque[Outgoing] = deque(maxlen=REPLIES_WAITING)
         self._retained: dict[str, bytes] = {}
@@ -128,7 +132,7 @@ class Publisher:
     def start(self) -> None:
         """Begin to send. Returns at once, whether or not there is a broker."""
         if self._thread is None:
-            self._unsubscribe = self._outbox.on_commit(self._wake)
+            self._unsubscribe = self._outbox.on_commit(self._mailbox.wake)
             self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
             self._thread.start()
 
@@ -136,7 +140,7 @@ class Publisher:
         """Say OFFLINE and end; what is not sent stays in the outbox. May be called twice."""
         if self._thread is not None and not self._stop.is_set():
             self._stop.set()
-            self._wake()
+            self._mailbox.wake()
             self._thread.join()
             self._unsubscribe()
 
@@ -158,7 +162,7 @@ class Publisher:
         with self._lock:
             self._statuses[name] = dict(fields)
             self._unsent[name] = None
-        self._wake()
+        self._mailbox.wake()
 
     def subscribe(self, topic_filter: str, handler: Handler) -> None:
         """Call `handler` with every message of the filter from now on.
@@ -167,7 +171,7 @@ class Publisher:
         """
         self._handlers[topic_filter] = handler
         self._asked.append(topic_filter)
-        self._wake()
+        self._mailbox.wake()
 
     def send(self, message: Outgoing) -> None:
         """Send a message that may be lost (a reply): once, when there is a connection.
@@ -175,14 +179,14 @@ class Publisher:
         Waiting ones beyond `REPLIES_WAITING` push out the oldest.
         """
         self._replies.append(message)
-        self._wake()
+        self._mailbox.wake()
 
     def set_retained(self, topic: str, body: bytes) -> None:
         """Keep the newest `body` at a topic of the site's choice: retained, QoS 0."""
         with self._lock:
             self._retained[topic] = body
             self._unsent[topic] = None
-        self._wake()
+        self._mailbox.wake()
 
     def add_birth(self, fields: Mapping[str, Any]) -> None:
         """Put further fields into the birth message, now or on the next connect.
@@ -195,18 +199,18 @@ class Publisher:
         with self._lock:
             self._birth = merged
             self._unsent["birth"] = None
-        self._wake()
+        self._mailbox.wake()
 
     def rebirth(self) -> None:
         """Publish every retained status anew."""
         with self._lock:
             self._unsent = self._everything()
-        self._wake()
+        self._mailbox.wake()
 
     def reconnect(self, reason: str) -> None:
         """End the present connection without a word and begin another, e.g. with a renewed
         certificate. What is on its way is sent again."""
-        self._events.put((self._generation, Down(None, reason)))
+        self._mailbox.put(self._generation, Down(None, reason))
 
     def replay(self, from_seq: int, to_seq: int, epoch: str) -> Replayed:
         """Send the delivered rows of these seqs again, as far as the outbox still holds them.
@@ -238,7 +242,7 @@ class Publisher:
                 window=self._window,
                 waiting_for_consumer=waiting,
                 last_error=self._last_error,
-                taken_over=self._taken_over,
+                taken_over=self._takeover.active,
             )
 
     # The one thread
@@ -258,12 +262,14 @@ class Publisher:
             self._answers = 0
             began = time.monotonic()
             down = self._connection()
-            if down is not None and time.monotonic() - began > LASTING_S:
+            lasted = down is not None and time.monotonic() - began > LASTING_S
+            if lasted:
                 delay_s = first_s
             wait_s = delay_s
-            self._taken_over = down is not None and down.reason == mqtt_link.TAKEN_OVER
-            if self._taken_over:
-                wait_s = self._timing.taken_over_s
+            taken_over = down is not None and down.reason == mqtt_link.TAKEN_OVER
+            self._takeover.ended(taken_over=taken_over, lasted=lasted)
+            if taken_over:
+                wait_s = self._takeover.wait_s(self._timing.taken_over_s)
                 log.error(
                     "mqtt: another client uses the id %s and has taken the connection over:"
                     " two stations must not have the same mqtt.station",
@@ -281,7 +287,7 @@ class Publisher:
             link = self._connect(
                 self._config,
                 self._conn("CONNECTIONBROKEN"),
-                lambda event: self._events.put((generation, event)),
+                lambda event: self._mailbox.put(generation, event),
             )
         except LinkError as error:
             text = str(error)
@@ -340,9 +346,11 @@ class Publisher:
             self._unsent = self._everything()
             self._settled_at = now + hold
         self._progress_at = now
-        receipts = topic_of(self._config, "receipt", "+")
-        link.subscribe([receipts], as_published=False)  # is a consumer there, or its last word?
-        self._asked.extend(item for item in self._handlers if item != receipts)
+        self._takeover.connected(now, again=self._connects > 1)
+        link.subscribe(
+            tuple(self._own), as_published=False
+        )  # there now, or of the broker's memory?
+        link.subscribe(tuple(self._handlers))
 
     def _serve(self, link: Connection) -> Down | None:
         """Send and listen until the connection ends; None when the publisher is to stop."""
@@ -367,39 +375,24 @@ class Publisher:
                 return Down(None, f"nothing was confirmed for {stall_s:g} s")
         return None
 
-    def _wake(self) -> None:
-        """Let the thread look again. One wake-up waits at most: hours without a broker add none."""
-        if not self._woken.is_set():
-            self._woken.set()
-            self._events.put(None)
-
     def _wait(self) -> list[Event]:
         """The events of this connection; waits until something happened or is due."""
         now = time.monotonic()
         due_s = [1.0, self._backlog.wait_s(now) or 1.0]
+        if not self._takeover.may_speak(now):
+            due_s.append(CHECK_S)
         if self._settled_at > now:
             due_s.append(self._settled_at - now)
-        found: list[tuple[int, Event] | None] = []
-        try:
-            found.append(self._events.get(timeout=max(0.001, min(due_s))))
-            while True:
-                found.append(self._events.get_nowait())
-        except queue.Empty:
-            pass
-        if None in found:
-            self._woken.clear()
-        return [item[1] for item in found if item is not None and item[0] == self._generation]
+        return self._mailbox.take(self._generation, min(due_s))
 
     def _send_statuses(self, link: Connection) -> None:
+        if not self._takeover.may_speak(time.monotonic()):
+            return
         while self._unsent and len(self._in_flight) < link.window:
             with self._lock:
                 name = next(iter(self._unsent))
                 del self._unsent[name]
-            if name in self._retained:
-                message = Outgoing(name, self._retained[name], qos=0, retain=True)
-            else:
-                message = publication.status_message(self._config, name, self._status(name))
-            self._publish(link, message, _Sent(None, name, time.monotonic()))
+            self._publish(link, self._status(name), _Sent(None, name, time.monotonic()))
 
     def _send_replies(self, link: Connection) -> None:
         while self._replies and len(self._in_flight) < link.window:
@@ -410,12 +403,18 @@ class Publisher:
                 log.error("mqtt: a reply cannot be sent: %s: %s", message.topic, error)
 
     def _dispatch(self, message: Inbound) -> None:
-        for topic_filter, handler in self._handlers.items():
+        for topic_filter, handler in (*self._own.items(), *self._handlers.items()):
             if mqtt_link.matches(topic_filter, message.topic):
                 try:
                     handler(message)
                 except Exception:  # a broken handler must not end the delivery of results
                     log.exception("mqtt: a message to %s could not be taken", message.topic)
+
+    def _own_conn(self, message: Inbound) -> None:
+        """The retained word of who was online as this station before this connection."""
+        if self._takeover.heard(message.body, retained=message.retained):
+            text = "another client with the station's id was online meanwhile"
+            self._mailbox.put(self._generation, Down(mqtt_link.TAKEN_OVER, text))
 
     def _receipt(self, message: Inbound) -> None:
         """Take a consumer's receipt: what it has is delivered, what it misses is sent again."""
@@ -536,13 +535,7 @@ class Publisher:
         if row.stream == "alarm" or reason in self._alarmed:
             return
         self._alarmed.add(reason)
-        alarm = payloads.alarm_message(
-            "DEAD_LETTER",
-            f"the broker refused a message of stream {row.stream}: {text}",
-            self._config.root,
-            severity=800,
-            params={"id": row.id, "seq": row.seq, "reason": reason},
-        )
+        alarm = publication.dead_letter_alarm(self._config, row, reason, text)
         try:
             self._outbox.put(alarm.stream, topic_of(self._config, "alarm"), alarm.body, alarm.id)
         except OutboxError as error:
@@ -567,12 +560,15 @@ class Publisher:
         """The retained messages of a station that has just come, in this order."""
         return {"birth": None, "conn": None, **dict.fromkeys([*self._statuses, *self._retained])}
 
-    def _status(self, name: str) -> Mapping[str, Any]:
+    def _status(self, name: str) -> Outgoing:
+        if name in self._retained:
+            return Outgoing(name, self._retained[name], qos=0, retain=True)
         if name == "conn":
-            return publication.conn_fields(self._outbox, "ONLINE")
+            return self._conn("ONLINE")
+        fields = self._statuses.get(name, {})
         if name == "birth":
-            return {**publication.birth_fields(self._outbox), **self._birth}
-        return self._statuses[name]
+            fields = {**publication.birth_fields(self._outbox), **self._birth}
+        return publication.status_message(self._config, name, fields)
 
     def _conn(self, state: str) -> Outgoing:
         fields = publication.conn_fields(self._outbox, state)
