@@ -88,6 +88,7 @@ class DepthHead:
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.settings, self.camera, self._now_ns = settings, camera, now_ns
+        self.name = settings.name
 
     def scan(self, trigger: Trigger) -> Scan:
         """The part that lies there now. Raises CaptureError after two tries."""
@@ -117,7 +118,7 @@ class DepthHead:
         return scan_of(frame, self.settings.tray_from_camera)
 
     def _refuse_foreign(self, frame: Frame, asked_ns: int) -> None:
-        where = f"head {self.settings.name}, number {frame.sequence}"
+        where = f"head {self.name}, number {frame.sequence}"
         if frame.pixel_format != scan3d.PACKED:
             raise CameraSettingsError(
                 "the driver's frames are no scans",
