@@ -28,6 +28,7 @@ from forge_station.capture.lifecycle import State
 from forge_station.capture.supervisor import Change
 from forge_station.config import StationConfig
 from forge_station.contract.verdict import Outcome, Verdict
+from forge_station.control import Control, served
 from forge_station.errors import ConfigError, OutboxError, StationError, TriggerError
 from forge_station.journal import Journal
 from forge_station.line import open_line
@@ -183,6 +184,10 @@ class Runner:
         self._advisory = station.inspector.permit.objection is not None
         self._report_left()
         line.warm_up()
+        control = Control(
+            self._station, self._alarms, self.commands.put, self._serials.next, self._stopped
+        )
+        stack.enter_context(served(control))
         stack.enter_context(_Signals(self._signals))
         stopper = threading.Thread(target=self._stop_when_told, name="stopper", daemon=True)
         stopper.start()
@@ -210,7 +215,7 @@ class Runner:
 
     def _triggers(self) -> Iterator[Trigger]:
         """Parts as they come; begun when the model is warm."""
-        self.gate.open()
+        self._open_gate()
         notify("READY=1\nSTATUS=waiting for parts")
         self._print(f"ready, trigger: {self.config.trigger.source}")
         while True:
@@ -233,11 +238,24 @@ class Runner:
         self._alarm(bool(gone), "CAMERA_LOST", "; ".join(gone)[:500])
         if self._held:
             self._held = False
-            self.gate.open()
+            self._open_gate()
             self._tell(None)
         if not self._refused_lately:
             self._alarm(False, "TRIGGER_REFUSED", "")
         self._refused_lately = False
+
+    def _open_gate(self) -> None:
+        """Take triggers, unless a command has stopped the station."""
+        assert self._station is not None
+        if self._station.stopped is None:
+            self.gate.open()
+
+    def _stopped(self, why: str | None) -> None:
+        """A command has stopped the station, or (None) started it again."""
+        if why is not None:
+            self.gate.shut(f"stopped: {why}")
+        elif not self._held and not self._stopping.is_set():
+            self.gate.open()
 
     def _hold(self, error: OutboxError) -> bool:
         """No room for a result: the line holds its parts until there is. False: give up."""

@@ -161,6 +161,8 @@ class Station:
     stopped: str | None = None
     selected: str = ""
     in_work: threading.Lock = field(default_factory=threading.Lock)
+    state: dict[str, Any] = field(default_factory=lambda: {"state": "PREOPERATIONAL"})
+    """The state message as it was told last."""
 
     def __post_init__(self) -> None:
         if self.inspector.permit.checks_alone:
@@ -210,10 +212,13 @@ class Station:
             state = {**state, "mode": "INITIALIZED", "text": f"stopped: {self.stopped}"}
         if objection is not None:
             state = {"state": "ERROR", "text": objection}
-        flags = {"advisory": permit.objection is not None, "stopped": self.stopped is not None}
+        flags = {"advisory": permit.objection is not None}
+        if self.stopped is not None:
+            flags["stopped"] = True
         if self.config.mqtt.security == "insecure":
             flags["insecure"] = True
-        self.publisher.set_status("state", {**state, "flags": flags})
+        self.state = {**state, "flags": flags}
+        self.publisher.set_status("state", self.state)
 
     def job_of(self, trigger: Trigger) -> Job:
         """A new job, its product still open."""

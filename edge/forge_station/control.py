@@ -1,0 +1,196 @@
+"""What commands do to a running station: the handlers, and the service that calls them.
+
+It knows no message: `mes/commands.py` has verified who asks and that the arguments are well-formed.
+Whatever changes the inspection waits for the part in work, so that no part sees two settings.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forge_station.capture.base import Trigger
+from forge_station.checks import Thresholds
+from forge_station.contract.error import ContractError
+from forge_station.errors import StationError
+from forge_station.mes.alarms import Alarms
+from forge_station.mes.command_store import CommandStore
+from forge_station.mes.commands import CommandServer, Handler
+from forge_station.permit import read_permit
+from forge_station.station import Station
+
+log = logging.getLogger(__name__)
+
+PART_WAIT_S = 30.0
+"""A command waits so long for the part in work."""
+Args = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Control:
+    """The handlers of one station. What it is not given, it does not offer.
+
+    `capture` puts a part to be inspected, `serial` gives the number of one that has none.
+    `stopped(why)` is told of stop (a reason) and start (None).
+    """
+
+    station: Station
+    alarms: Alarms | None = None
+    capture: Callable[[Trigger], None] | None = None
+    serial: Callable[[], str] | None = None
+    stopped: Callable[[str | None], None] | None = None
+
+    def handlers(self) -> dict[str, Handler]:
+        """Command -> what it does here. deploy and rollback are not among them yet."""
+        found: dict[str, Handler] = {
+            "ping": self._ping,
+            "rebirth": self._rebirth,
+            "replay": self._replay,
+            "start": self._start,
+            "stop": self._stop,
+            "selectRecipe": self._select_recipe,
+        }
+        if self.station.config.commands.thresholds:
+            found["setThreshold"] = self._set_threshold
+        if self.alarms is not None:
+            found["ackAlarm"] = self._acknowledge
+        if self.capture is not None and self.serial is not None:
+            found["capture"] = self._capture
+        return found
+
+    def _ping(self, _: Args) -> Args:
+        outbox = self.station.outbox
+        stopped = self.station.stopped
+        return {"bootId": outbox.boot_id, "stopped": stopped is not None, "pending": outbox.pending}
+
+    def _rebirth(self, _: Args) -> None:
+        self.station.publisher.rebirth()
+
+    def _replay(self, args: Args) -> Args:
+        first, last = args["fromSeq"], args["toSeq"]
+        if first > last:
+            raise ContractError(
+                "no range", which="fromSeq, toSeq", expected="the smaller first", got=(first, last)
+            )
+        found = self.station.publisher.replay(from_seq=first, to_seq=last, epoch=args["epoch"])
+        return {"rows": found.rows, "missing": [list(item) for item in found.missing]}
+
+    def _start(self, _: Args) -> Args:
+        return self._stopped(None)
+
+    def _stop(self, args: Args) -> Args:
+        return self._stopped(args.get("reason") or "by a command")
+
+    def _stopped(self, why: str | None) -> Args:
+        before = self.station.stopped
+        self.station.stopped = why
+        if self.stopped is not None:
+            self.stopped(why)
+        self.station.tell(None)
+        return {"before": {"stopped": before}, "after": {"stopped": why}}
+
+    def _select_recipe(self, args: Args) -> Args:
+        product = self.station.config.line.product(args["productId"]).part_number
+        with self._between_parts():
+            before, self.station.selected = self.station.selected, product
+        return {"before": {"productId": before}, "after": {"productId": product}}
+
+    def _set_threshold(self, args: Args) -> Args:
+        """Within the bounds of the station file. Counts as a changed recipe for the certificate."""
+        config, name, value = self.station.config, args["name"], float(args["value"])
+        bounds = config.commands.thresholds.get(name)
+        if bounds is None or not bounds[0] <= value <= bounds[1]:
+            open_to = ", ".join(
+                f"{key} from {low:g} to {high:g}"
+                for key, (low, high) in config.commands.thresholds.items()
+            )
+            raise ContractError(
+                "not open to commands", which=name, expected=open_to, got=f"{value:g}"
+            )
+        with self._between_parts():
+            inspector = self.station.inspector
+            before = getattr(inspector.thresholds, name)
+            released = Thresholds.read(inspector.model.manifest.thresholds)
+            used = replace(inspector.thresholds, **{name: value})
+            changed = (*config.changed_since_certificate, "recipe")
+            permit = read_permit(
+                config.bundle,
+                inspector.model.manifest,
+                config.trusted_keys,
+                released,
+                used,
+                changed,
+            )
+            self.station.inspector = replace(inspector, thresholds=used, permit=permit)
+        self.station.tell(None)
+        return {"before": {name: before}, "after": {name: value}, "permit": permit.text}
+
+    def _acknowledge(self, args: Args) -> None:
+        if self.alarms is None or not self.alarms.acknowledge(args["instanceId"]):
+            raise ContractError(
+                "no alarm to acknowledge",
+                expected="the instanceId of an active one that is not acknowledged",
+                got=args["instanceId"],
+            )
+
+    def _capture(self, args: Args) -> Args:
+        if self.capture is None or self.serial is None:
+            raise StationError("this station has no place for parts by command")
+        product = args.get("productId") or self.station.selected
+        if not product:
+            known = [item.part_number for item in self.station.config.line.products]
+            if len(known) != 1:
+                raise ContractError("which product?", expected=f"productId: {', '.join(known)}")
+            product = known[0]
+        part_number = self.station.config.line.product(product).part_number
+        serial = args.get("partId") or self.serial()
+        self.capture(Trigger(serial, part_number))
+        return {"partId": serial, "productId": part_number}
+
+    @contextmanager
+    def _between_parts(self) -> Iterator[None]:
+        if not self.station.in_work.acquire(timeout=PART_WAIT_S):
+            raise StationError(
+                "the part in work does not end",
+                expected=f"an end within {PART_WAIT_S:g} s",
+                action="send the command again",
+            )
+        try:
+            yield
+        finally:
+            self.station.in_work.release()
+
+
+@contextmanager
+def served(control: Control) -> Iterator[CommandServer | None]:
+    """Take commands while the block runs; nothing happens where no key is enrolled.
+
+    Commands already taken are carried out before it ends. Raises OutboxError when their memory
+    cannot be opened, ConfigError when the extra `commands` is missing or an open threshold does not
+    exist.
+    """
+    station = control.station
+    settings = station.config.commands
+    Thresholds.read({name: low for name, (low, _) in settings.thresholds.items()}, {})
+    if not settings.keys:
+        yield None
+        return
+    outbox = station.outbox
+    path = outbox.path.with_name(f"{outbox.path.stem}-commands.sqlite")
+    with ExitStack() as stack:
+        store = stack.enter_context(CommandStore(path))
+        server = CommandServer(
+            station.config.mqtt,
+            settings,
+            control.handlers(),
+            station.publisher,
+            outbox,
+            store,
+            alarm=None if control.alarms is None else control.alarms.event,
+        )
+        stack.enter_context(server)
+        station.publisher.add_birth({"capabilities": list(server.capabilities)})
+        yield server
