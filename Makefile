@@ -1,5 +1,6 @@
 # make demo    the demo station: own environment, no torch, no broker, no GPU, no display needed
 # make test    the whole test suite in its own environment, with torch
+# make faults  the failure matrix of the MES link against a real broker, counted (docs/DELIVERY.md)
 # make check   format, lint, types, import rules
 # make test-edge    what a station runs, in an environment without torch; ORT=1.23.2 picks a release
 # Packages come from wherever pip is set up to find them (pip.conf, PIP_* variables).
@@ -12,6 +13,7 @@ PYTHON ?= python3
 PARTS ?= 12
 STATION ?= station_config/demo/station.yaml
 PYTEST_ARGS ?=
+FAULTS_ARGS ?=
 ORT ?= newest
 
 DEMO := .venv
@@ -20,10 +22,10 @@ EDGE := .venv-edge-$(ORT)
 EDGE_TESTS := $(addprefix tests/,capture contract geometry mes sim station vlm)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-edge check format system clean
+.PHONY: help demo test test-edge faults check format system clean
 
 help:
-	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -5
+	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -6
 	@echo "PARTS=n parts of the demo (default 12), PYTHON=python3.x, PYTEST_ARGS='-k verdict'"
 
 demo: $(DEMO)/installed
@@ -35,6 +37,9 @@ test: $(TEST)/installed system
 test-edge: $(EDGE)/installed system
 	$(EDGE)/bin/python -c 'import onnxruntime as o; print("ONNX Runtime", o.__version__)'
 	$(EDGE)/bin/python -m pytest $(EDGE_TESTS) $(PYTEST_ARGS)
+
+faults: $(TEST)/installed system
+	PYTHONPATH=edge:. $(TEST)/bin/python -m tests.mes.faults $(FAULTS_ARGS)
 
 check: $(TEST)/installed
 	$(TEST)/bin/ruff format --check .

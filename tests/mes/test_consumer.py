@@ -102,7 +102,10 @@ def test_consumer_that_comes_back_with_a_new_session_gets_exactly_what_it_misses
         with Consumer(config, "mes", watermark) as consumer:
             put(outbox, config, 5)
             assert numbers(take(consumer, 5)) == [1, 2, 3, 4, 5]
-            assert wait_for(lambda: consumer._watermark.receipt())  # it knows where it began
+            assert consumer.next(0.01) is None  # the fifth is stored
+            assert wait_for(  # it was told where it began
+                lambda: consumer.next(0.02) is None and consumer._watermark.receipt()
+            )
         broker.close()
         broker.start()  # the session of the consumer is gone
         assert wait_for(lambda: publisher.stats().connected)
