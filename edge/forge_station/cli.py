@@ -12,6 +12,7 @@ from typing import NoReturn
 from forge_station import bench, calibrate_command, demo, offline, run, version
 from forge_station.capture import patterns
 from forge_station.config import load_station
+from forge_station.doctor import command as doctor
 from forge_station.errors import StationError
 from forge_station.mes import acl, command_client, interface, listen
 
@@ -124,6 +125,13 @@ def build_parser() -> argparse.ArgumentParser:
     interface.add_arguments(command)
     _station_argument(command)
     command.set_defaults(run=lambda args: interface.run(args, load_station(args.station).mqtt))
+
+    command = commands.add_parser(
+        "doctor",
+        help="check machine and station: devices, disks, clock, broker, certificate",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.add_arguments(command)
 
     command = commands.add_parser("command", help="command a station through the broker")
     command_client.add_arguments(command)

@@ -1,0 +1,1 @@
+"""`forge-station doctor`: what stops a station, or soon will, said before a part waits for it."""
