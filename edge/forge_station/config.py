@@ -23,6 +23,7 @@ from forge_station.contract.record import Count, Limit, NotNegative, Probability
 from forge_station.contract.spec import LineSpec, parse_line
 from forge_station.errors import ConfigError
 from forge_station.mes.command import CommandConfig
+from forge_station.mes.settings import MonitorConfig, OpcUaConfig, SparkplugConfig
 from forge_station.mes.topics import MqttConfig
 from forge_station.signing import PublicKey, public_key
 from forge_station.triggers.settings import SoftwareSource, TriggerSettings
@@ -139,6 +140,12 @@ class StationConfig:
     """embedded: the station starts a demo broker on 127.0.0.1. none: results stay in the outbox."""
     commands: CommandConfig = field(default_factory=CommandConfig)
     """Who may command the station through the broker."""
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    """Metrics and probes over HTTP."""
+    sparkplug: SparkplugConfig | None = None
+    """Mirror the results for Sparkplug B hosts; None: no mirror."""
+    opcua: OpcUaConfig | None = None
+    """Serve results and jobs over OPC UA; None: no server."""
     trigger: TriggerSettings = field(default_factory=lambda: SoftwareSource("software"))
     """What tells `forge-station run` that a part is there."""
     thresholds: Mapping[str, float] = field(default_factory=dict)

@@ -71,9 +71,9 @@ def test_metrics_of_a_working_station(outbox: Outbox) -> None:
     outbox.put("verdict", "t", b"{}")
     for item in (verdict(), verdict(front=[(4, 5)]), verdict(front=[(4, 5)])):
         metrics.note(item.to_dict())
-    metrics.refused("BUSY")
     for _ in range(2):
-        metrics.look(health.look(), alarms.active(), queue=1)
+        metrics.triggers(1, {"BUSY": 3})
+        metrics.look(health.look(), alarms.active())
     with Endpoint(
         MonitorConfig(), Probes(lambda: None, dict, lambda: (metrics.text(), CONTENT_TYPE))
     ) as endpoint:
@@ -84,7 +84,7 @@ def test_metrics_of_a_working_station(outbox: Outbox) -> None:
         'forge_verdicts_total{outcome="PASS"}': 1, 'forge_verdicts_total{outcome="FAIL"}': 2,
         'forge_verdicts_total{outcome="ERROR"}': 0,
         'forge_reasons_total{code="SURFACE_DENT",outcome="FAIL"}': 2,
-        'forge_skipped_total{reason="BUSY"}': 1,
+        'forge_skipped_total{reason="BUSY"}': 3,
         'forge_stage_seconds_count{stage="total"}': 3,
         'forge_outbox_rows{state="pending"}': 2, "forge_queue_depth": 1,
         "forge_mqtt_acked_total": 5, "forge_mqtt_published_total": 7, "forge_mqtt_connected": 1,

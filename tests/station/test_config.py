@@ -18,6 +18,7 @@ from forge_station.checks import Thresholds
 from forge_station.contract.spec import LineSpec, Product, Rules
 from forge_station.errors import ConfigError, ContractError, StationError
 from forge_station.mes.command import CommandConfig, CommandKey
+from forge_station.mes.settings import MonitorConfig, OpcUaConfig, SparkplugConfig
 from forge_station.mes.topics import FlatTopic, MqttConfig
 from forge_station.triggers import settings as trigger
 
@@ -289,6 +290,9 @@ def sections() -> list[type]:
         trigger.PlcSource,
         MqttConfig,
         FlatTopic,
+        MonitorConfig,
+        SparkplugConfig,
+        OpcUaConfig,
         CommandConfig,
         CommandKey,
         LineSpec,

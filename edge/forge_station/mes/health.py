@@ -249,17 +249,22 @@ class Health:
 
 
 class Watch:
-    """Raises and clears alarms by what a look shows, with patience: nothing flaps."""
+    """Raises and clears alarms by what a look shows, with patience: nothing flaps.
+
+    `cameras` False: somebody who knows more of them raises CAMERA_LOST.
+    """
 
     def __init__(
         self,
         alarms: Alarms,
         config: MqttConfig,
         *,
+        cameras: bool = True,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._alarms = alarms
         self._config = config
+        self._cameras = cameras
         self._monotonic = monotonic
         self._since: dict[tuple[str, str], tuple[bool, float]] = {}
 
@@ -275,10 +280,9 @@ class Watch:
         self._set(counts.disk_low, "DISK_LOW", free, relief_s=30)
         if vitals.clock is not None:
             self._set(not vitals.clock.synced, "CLOCK_UNSYNCED", "no time source", patience_s=60)
-        if vitals.camera is not None:
-            self._set(not vitals.camera.up, "CAMERA_LOST", "no camera answers")
-        else:
-            self._set(False, "CAMERA_LOST", "")
+        if self._cameras:
+            gone = vitals.camera is not None and not vitals.camera.up
+            self._set(gone, "CAMERA_LOST", "no camera answers")
         if vitals.certified is not None:
             self._set(not vitals.certified[0], "NOT_CERTIFIED", vitals.certified[1])
         self._judge_certificate(vitals.certificate_days)

@@ -42,6 +42,7 @@ class Metrics:
             "reasons", "Reasons of parts that did not pass.", ("outcome", "code")
         )
         self._skipped = counter("skipped", "Triggers refused, by why.", ("reason",))
+        self._refused: dict[str, _FromZero] = {}
         self._inference = Histogram(
             "forge_inference_seconds", "Time in the model for one part.",
             buckets=BUCKETS_S, registry=registry,
@@ -102,15 +103,19 @@ class Metrics:
         if spent:
             self._inference.observe(sum(spent) / 1000)
 
-    def refused(self, reason: str) -> None:
-        """Count a trigger that was not taken."""
-        self._skipped.labels(reason).inc()
+    def triggers(self, waiting: int, refused: Mapping[str, int]) -> None:
+        """Parts accepted and not yet answered; triggers not taken, so far, by reason."""
+        self._queue.set(waiting)
+        for reason, total in refused.items():
+            if reason not in self._refused:
+                self._refused[reason] = _FromZero(self._skipped.labels(reason))
+            self._refused[reason].set(total)
 
     def deleted(self, files: int) -> None:
         """Count evidence files that were deleted for room."""
         self._deleted.inc(files)
 
-    def look(self, vitals: Vitals, alarms: Iterable[Alarm], queue: int | None = None) -> None:
+    def look(self, vitals: Vitals, alarms: Iterable[Alarm]) -> None:
         """Take over the facts of one look; what is not known is NaN."""
         counts, stats, camera = vitals.counts, vitals.stats, vitals.camera
         disk, clock = vitals.disk, vitals.clock
@@ -123,7 +128,6 @@ class Metrics:
         self._fill.set(counts.fill_pct / 100)
         self._oldest.set(vitals.oldest_age_s or 0.0)
         self._eta.set(_or_nan(vitals.eta_full_s))
-        self._queue.set(_or_nan(queue))
         for state in ("PREOPERATIONAL", "OPERATIONAL", "ERROR", "HALTED"):
             self._state.labels(state).set(vitals.state == state)
         self._certified.set(_or_nan(vitals.certified and vitals.certified[0]))
