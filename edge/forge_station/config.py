@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from forge_station.capture.fusion import Fusion
-from forge_station.capture.settings import HeadSettings
+from forge_station.capture.settings import DepthHeadSettings, HeadSettings
 from forge_station.contract import record
 from forge_station.contract.certificate import Change
 from forge_station.contract.error import ContractError, Fault
@@ -78,6 +78,30 @@ class HeadScanner:
 
 
 @dataclass(frozen=True)
+class DepthScanner:
+    """3D heads that measure by themselves (GenICam 3D): nothing is projected or decoded here."""
+
+    driver: Literal["depth"]
+    heads: tuple[DepthHeadSettings, ...]
+    trigger_age_s: Annotated[float, Limit(0.1, 3600.0)] = 5.0
+    """An older trigger is refused: another part may be there by then."""
+
+    def __post_init__(self) -> None:
+        names = [head.name for head in self.heads]
+        faults = []
+        if not names or "" in names or len(set(names)) != len(names):
+            faults = [Fault("heads", ", ".join(names) or "none", "one or more, of different names")]
+        if len(names) > 1:
+            faults += [
+                Fault(f"heads[{k}].tray_from_camera", "none", "the place of each of several heads")
+                for k, head in enumerate(self.heads)
+                if head.tray_from_camera is None
+            ]
+        if faults:
+            raise ContractError("the scanner is not valid", faults=faults)
+
+
+@dataclass(frozen=True)
 class Runtime:
     """How the model runs."""
 
@@ -130,7 +154,7 @@ class StationConfig:
     """In the file: path of the line file."""
     bundle: Path
     """Folder of the model bundle."""
-    scanner: SimScanner | ReplayScanner | HeadScanner
+    scanner: SimScanner | ReplayScanner | HeadScanner | DepthScanner
     outbox: Path
     """SQLite file of results not yet delivered; on a local disk."""
     evidence: Path

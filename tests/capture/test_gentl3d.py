@@ -339,7 +339,6 @@ def test_the_pose_of_a_head_takes_its_points_to_the_tray() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": ""}, "name"),
         ({"timeout_s": 1000.0}, "timeout_s"),
         (
             {"tray_from_camera": ((1, 0, 0, 0), (0, 2, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))},

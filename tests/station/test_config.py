@@ -13,7 +13,7 @@ import yaml
 from forge_station import config
 from forge_station.capture.camera import CameraSettings
 from forge_station.capture.projector import ProjectorSettings
-from forge_station.capture.settings import HeadSettings
+from forge_station.capture.settings import DepthHeadSettings, HeadSettings
 from forge_station.checks import Thresholds
 from forge_station.contract.spec import LineSpec, Product, Rules
 from forge_station.errors import ConfigError, ContractError, StationError
@@ -84,10 +84,10 @@ def test_the_driver_picks_the_scanners_keys(station, tmp_path):
         "scanner.folder: unknown key"
     )
     assert problems(station(scanner={"driver": "laser"})) == [
-        "scanner.driver: 'laser'; allowed: sim, replay, head"
+        "scanner.driver: 'laser'; allowed: sim, replay, head, depth"
     ]
     assert problems(station(scanner={"seed": 1})) == [
-        "scanner.driver: missing; allowed: sim, replay, head"
+        "scanner.driver: missing; allowed: sim, replay, head, depth"
     ]
 
 
@@ -277,6 +277,8 @@ def sections() -> list[type]:
         config.ReplayScanner,
         config.HeadScanner,
         HeadSettings,
+        config.DepthScanner,
+        DepthHeadSettings,
         CameraSettings,
         ProjectorSettings,
         config.Runtime,

@@ -10,18 +10,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from forge_station.capture import base, scan3d
 from forge_station.capture.base import Frame, Scan, ScanQuality, Trigger
 from forge_station.capture.calibration import Calibration
-from forge_station.capture.camera import Camera, CameraSettings, drivers
+from forge_station.capture.camera import Camera, drivers
 from forge_station.capture.head import TRIGGER_AGE_S, refuse_stale
 from forge_station.capture.lifecycle import Patience
+from forge_station.capture.settings import DepthHeadSettings, Pose
 from forge_station.capture.supervisor import Change, SupervisedCamera
-from forge_station.contract.error import ContractError, Fault
 from forge_station.errors import (
     CameraNotFoundError,
     CameraSettingsError,
@@ -31,50 +30,7 @@ from forge_station.errors import (
 
 log = logging.getLogger(__name__)
 
-Row = tuple[float, float, float, float]
-Pose = tuple[Row, Row, Row, Row]
-
 _LOW_COVERAGE = 0.15  # as for decoded scans
-_STRAIGHT = 1e-3
-
-
-@dataclass(frozen=True)
-class DepthHeadSettings:
-    """One 3D head of the station file."""
-
-    name: str
-    """Of the head, in messages."""
-    camera: CameraSettings
-    """driver: gentl3d, or another whose frames are scans."""
-    tray_from_camera: Pose | None = None
-    """Where the head is: 4 x 4 matrix, mm. None: the tray is looked for in each scan (one head)."""
-    timeout_s: float = 10.0
-    """A scan may take so long, from trigger to arrival."""
-    recover_s: float = 3.0
-    """How long a part waits for a head that is being opened anew."""
-
-    def __post_init__(self) -> None:
-        faults = []
-        if not self.name:
-            faults.append(Fault("name", "empty", "a name"))
-        for name, most in (("timeout_s", 120), ("recover_s", 60)):
-            if not 0 <= getattr(self, name) <= most:
-                faults.append(Fault(name, f"{getattr(self, name)}", f"0 to {most}"))
-        if self.tray_from_camera is not None and not _rigid(np.array(self.tray_from_camera)):
-            allowed = "a rotation and a translation (mm): rows r r r x, r r r y, r r r z, 0 0 0 1"
-            faults.append(Fault("tray_from_camera", f"{self.tray_from_camera}", allowed))
-        if faults:
-            raise ContractError("settings of a 3D head", faults=faults)
-
-
-def _rigid(pose: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> bool:
-    turn = pose[:3, :3]
-    return (
-        bool(np.isfinite(pose).all())
-        and bool(np.abs(turn @ turn.T - np.eye(3)).max() < _STRAIGHT)
-        and float(np.linalg.det(turn)) > 0
-        and pose[3].tolist() == [0, 0, 0, 1]
-    )
 
 
 class DepthHead:
