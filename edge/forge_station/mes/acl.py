@@ -65,6 +65,7 @@ def acl(parties: Parties) -> str:
         lines.append(f"user {station.station}")
         lines += [f"topic write {own}/{level}/#" for level in WRITTEN]
         lines.append(f"topic read {own}/in/#")
+        lines.append(f"topic read {own}/sts/conn")  # whether another client has its id
         if station.version == "3.1.1":  # it publishes there to see whether it may, see `link`
             lines.append(f"topic read {own}/evt/probe")
         for flat in station.flat:
