@@ -1,24 +1,30 @@
 """The scanner that the station file names, and what there is to trigger it with.
 
-Simulated trays or recordings for now; it knows no model, no broker and no loop.
+Simulated trays, recordings or real heads; it knows no model, no broker and no loop.
 """
 
 from __future__ import annotations
 
+import logging
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from forge_station.capture.base import Scanner, Trigger
+from forge_station.capture import depth_head, head
+from forge_station.capture.base import Scanner, ScanSource, Trigger
 from forge_station.capture.camera import Camera
 from forge_station.capture.replay import ReplayScanner
+from forge_station.capture.supervisor import Change, SupervisedCamera
+from forge_station.config import DepthScanner, HeadScanner, SimScanner, StationConfig
 from forge_station.config import ReplayScanner as ReplayConfig
-from forge_station.config import SimScanner, StationConfig
 from forge_station.contract.catalogue import CATALOGUE
 from forge_station.contract.spec import Product
+from forge_station.errors import CaptureError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -110,10 +116,7 @@ class Recorded:
         """Nothing to prepare: recordings are read when their trigger comes."""
 
     def triggers(self, count: int, first: int = 1) -> Iterator[Trigger]:
-        products = self.config.line.products
-        for number in range(first, first + count):
-            product = products[(number - 1) % len(products)]
-            yield Trigger(f"{self.config.station}-{number:06d}", product.part_number)
+        return _counted(self.config, count, first)
 
     def scanner_of(self, trigger: Trigger) -> Scanner:
         if self.scanner is None:
@@ -121,8 +124,67 @@ class Recorded:
         return self.scanner
 
 
-def open_line(config: StationConfig) -> SimulatedLine | Recorded:
-    """The source of trays that the station file names. Raises CaptureError without the extra."""
+@dataclass
+class Heads:
+    """Real heads. Their cameras open in the background; `on_camera` is told how each is."""
+
+    config: StationConfig
+    settings: HeadScanner | DepthScanner
+    on_camera: Callable[[Change], None] | None = None
+    trays: dict[str, Any] = field(default_factory=dict)
+    scanner: head.HeadScanner | depth_head.DepthScanner | None = None
+
+    @property
+    def camera(self) -> Camera:
+        """That of the first head."""
+        return self._opened().heads[0].camera
+
+    def warm_up(self) -> None:
+        """Give the cameras the time to open. One that does not is no reason not to start."""
+        for one in self._opened().heads:
+            if isinstance(one.camera, SupervisedCamera):
+                try:
+                    one.camera.wait_open(one.camera.settings.open_timeout_s)
+                except CaptureError as error:
+                    log.warning("head %s: its camera is not there yet: %s", one.name, error)
+
+    def triggers(self, count: int, first: int = 1) -> Iterator[Trigger]:
+        return _counted(self.config, count, first)
+
+    def scanner_of(self, trigger: Trigger) -> Scanner | ScanSource:
+        return self._opened()
+
+    def _opened(self) -> head.HeadScanner | depth_head.DepthScanner:
+        if self.scanner is None:
+            age_s, told = self.settings.trigger_age_s, self.on_camera
+            if isinstance(self.settings, DepthScanner):
+                self.scanner = depth_head.open_depth_heads(
+                    self.settings.heads, trigger_age_s=age_s, on_change=told
+                )
+            else:
+                self.scanner = head.open_heads(
+                    self.settings.heads, trigger_age_s=age_s, on_change=told
+                )
+        return self.scanner
+
+
+def _counted(config: StationConfig, count: int, first: int) -> Iterator[Trigger]:
+    """Triggers without a line: serial numbers in order, products in turn."""
+    products = config.line.products
+    for number in range(first, first + count):
+        product = products[(number - 1) % len(products)]
+        yield Trigger(f"{config.station}-{number:06d}", product.part_number)
+
+
+def open_line(
+    config: StationConfig, on_camera: Callable[[Change], None] | None = None
+) -> SimulatedLine | Recorded | Heads:
+    """The source of trays that the station file names. Raises CaptureError without the extra.
+
+    on_camera: told of each change of a real camera, in the thread that watches it.
+    """
+    if isinstance(config.scanner, (HeadScanner, DepthScanner)):
+        return Heads(config, config.scanner, on_camera)
     if isinstance(config.scanner, SimScanner):
         import forge_station.capture.sim  # noqa: F401  says which extra is missing
 

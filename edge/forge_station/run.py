@@ -234,8 +234,9 @@ class Runner:
         self._print(line_of(done.verdict))
         warned = "; ".join(done.warnings)[:500]
         self._alarm(bool(warned), "EVIDENCE_NOT_STORED", warned)
-        gone = [reason.text for reason in done.verdict.reasons if reason.code in CAMERA_CODES]
-        self._alarm(bool(gone), "CAMERA_LOST", "; ".join(gone)[:500])
+        if not self._cameras:  # a camera that is watched tells of itself
+            gone = [reason.text for reason in done.verdict.reasons if reason.code in CAMERA_CODES]
+            self._alarm(bool(gone), "CAMERA_LOST", "; ".join(gone)[:500])
         if self._held:
             self._held = False
             self._open_gate()

@@ -269,7 +269,7 @@ time.sleep(600)
 def test_unplugged_and_plugged_in_again_and_again(folder: Path, tmp_path: Path) -> None:
     """FORGE_STATION_CYCLES times. The times and the memory go to the test's output (-s)."""
     plug = tmp_path / "unplugged"
-    patience = Patience(steady_s=0.1, backoff_s=(0.5, 8.0) if CYCLES > 50 else (0.05, 8.0))
+    patience = Patience(steady_s=0.1) if CYCLES > 50 else QUICK
     told, back, memory, pids = [], [], [], set()
     descriptors = 0
     with closing(Watched(folder, patience, unplug_file=str(plug))) as watched:
