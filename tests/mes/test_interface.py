@@ -118,11 +118,10 @@ def test_flat_topics_of_the_site_are_in_the_document() -> None:
 
 def test_reference_parser_accepts_the_document_and_refuses_a_broken_one(tmp_path: Path) -> None:
     node = node_rig.require_packages()
-    qos, reference = copy.deepcopy(DOCUMENT), copy.deepcopy(DOCUMENT)
-    qos["operations"]["sendVerdict"]["bindings"]["mqtt"]["qos"] = 7
-    reference["channels"]["verdict"]["messages"]["verdict"]["$ref"] = "#/components/messages/no"
+    broken = copy.deepcopy(DOCUMENT)
+    broken["operations"]["sendVerdict"]["bindings"]["mqtt"]["qos"] = 7
     files = []
-    for number, document in enumerate((DOCUMENT, qos, reference)):
+    for number, document in enumerate((DOCUMENT, broken)):
         files.append(tmp_path / f"{number}.json")
         files[-1].write_text(json.dumps(document))
     done = subprocess.run(
@@ -133,10 +132,9 @@ def test_reference_parser_accepts_the_document_and_refuses_a_broken_one(tmp_path
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    good, bad_qos, bad_reference = (json.loads(line) for line in done.stdout.splitlines())
+    good, bad = (json.loads(line) for line in done.stdout.splitlines())
     assert good == []
-    assert bad_qos
-    assert bad_reference
+    assert any("qos" in item for item in bad)
 
 
 class Page(HTMLParser):

@@ -84,7 +84,8 @@ def _connect(config: MqttConfig) -> str:
     tls = " --cafile ca.crt --cert you.crt --key you.key" if config.tls else ""
     where = f"mosquitto_sub -h {config.host} -p {config.port}{tls} -V 5"
     look = f"{where} -t '{topic_of(config, 'conn')}' -C 1"
-    take = f"{where} -i your-mes -c -q 1 -x 604800 -t '{topic_of(config, 'verdict')}'"
+    events = f"{config.root}/insp/v1/evt/#"
+    take = f"{where} -i your-mes -c -q 1 -x 604800 -t '{events}'"
     security = {
         "tls": "TLS 1.2 or later with client certificates: your name at the broker is the CN.",
         "loopback": "This station file talks to a broker on the station's own machine, in the "
@@ -97,8 +98,10 @@ def _connect(config: MqttConfig) -> str:
 <li>See that the station is there: <pre><code>{escape(look)}</code></pre>
 <code>state</code> is ONLINE, OFFLINE (it said good-bye) or CONNECTIONBROKEN (the broker lost it).
 </li>
-<li>Take the results, as a session that the broker keeps while you are away:
-<pre><code>{escape(take)}</code></pre></li>
+<li>Take the events, as a session that the broker keeps while you are away:
+<pre><code>{escape(take)}</code></pre>
+All events, also those you have no use for: what nobody subscribes to waits at the station, and it
+raises the alarm NO_CONSUMER.</li>
 <li>Treat only <code>"verdict": "PASS"</code> as good. No message is no PASS.</li>
 <li>Store <code>id</code>, and drop what you have. Watch <code>streamSeq</code> for holes.</li>
 <li>Ask again for what is missing: the command <a href="#commands"><code>replay</code></a>, or
@@ -180,8 +183,9 @@ row 1 is at the top, column 1 at the left. <code>cells</code> lists the defectiv
 <code>originMm[0] + (c-1) * mmPerCell</code> to the right and ends
 <code>originMm[1] - (r-1) * mmPerCell</code> up.</li>
 <li>A verdict stays within 1,600 bytes. What does not fit is left out in this order:
-<code>data</code> (<code>inline: cells</code>), then the cells themselves (<code>inline: summary</code>):
-then the <a href="#m-grid">grid</a> message named by <code>ref</code> came just before it.</li>
+<code>data</code> (<code>inline: cells</code>), then the cells themselves (<code>inline: summary</code>).
+Then the <a href="#m-grid">grid</a> message whose id is <code>ref</code> has them; it may come before the
+verdict or after it.</li>
 </ul>"""
 
 

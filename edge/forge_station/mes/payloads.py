@@ -6,7 +6,7 @@ productId, isSimulated ...) and CloudEvents (id, source, type, time); sizes and 
 are in `schemas/`.
 
 A verdict stays small: its grids are inlined as far as they fit in `INLINE_BYTES`: in full, else
-without the base64 data (the cells say the same), else as counts, with a `grid` message before it.
+without the base64 data (the cells say the same), else as counts, with a `grid` message besides.
 Three views with six cells each take 1,597 bytes in all, at most.
 """
 

@@ -131,7 +131,9 @@ function svg(grid) {
 
 // The messages --------------------------------------------------------------------------------
 
-const grids = new Map(); // grid messages come before the verdict that names them
+// A verdict whose cells did not fit names a grid message, which may come before it or after it.
+const grids = new Map(); // id -> grid message whose verdict has not come
+const waiting = new Map(); // id of a grid message that has not come -> resultId
 let results = 0;
 
 function show(grid, resultId) {
@@ -143,6 +145,29 @@ function show(grid, resultId) {
   }
 }
 
+function takeVerdict(message) {
+  const count = (view) => view.count ?? view.cells.length;
+  console.log(
+    JSON.stringify({
+      partId: message.partId,
+      good: message.verdict === 'PASS', // only this word is good
+      verdict: message.verdict,
+      reasons: message.reasons.map((reason) => reason.code),
+      cells: message.grid ? message.grid.views.reduce((sum, view) => sum + count(view), 0) : null,
+      seq: message.seq,
+    }),
+  );
+  results += 1;
+  if (message.grid?.inline !== 'summary') {
+    if (message.grid) show(message.grid, message.resultId);
+  } else if (grids.has(message.grid.ref)) {
+    show(grids.get(message.grid.ref), message.resultId);
+    grids.delete(message.grid.ref);
+  } else {
+    waiting.set(message.grid.ref, message.resultId);
+  }
+}
+
 function take(kind, message) {
   if (kind === 'conn') {
     console.error(`station ${message.source} is ${message.state}`);
@@ -151,24 +176,13 @@ function take(kind, message) {
   if (!isNew(message)) return;
   if (kind === 'alarm') {
     console.error(`ALARM ${message.code} ${message.active ? '' : '(over) '}${message.text}`);
-  } else if (kind === 'grid') {
-    grids.set(message.id, message);
+  } else if (kind === 'verdict') {
+    takeVerdict(message);
+  } else if (waiting.has(message.id)) {
+    show(message, waiting.get(message.id));
+    waiting.delete(message.id);
   } else {
-    const grid = message.grid?.inline === 'summary' ? grids.get(message.grid.ref) : message.grid;
-    if (grid) show(grid, message.resultId);
-    grids.delete(message.grid?.ref);
-    const cells = grid ? grid.views.flatMap(cellsOf).flat().filter(Boolean).length : null;
-    console.log(
-      JSON.stringify({
-        partId: message.partId,
-        good: message.verdict === 'PASS', // only this word is good
-        verdict: message.verdict,
-        reasons: message.reasons.map((reason) => reason.code),
-        cells,
-        seq: message.seq,
-      }),
-    );
-    results += 1;
+    grids.set(message.id, message);
   }
 }
 
@@ -208,5 +222,6 @@ client.on('message', (topic, body) => {
     return;
   }
   take(found.name, message);
-  if (options.count && results >= Number(options.count)) client.end(false, () => process.exit(0));
+  const enough = options.count && results >= Number(options.count) && waiting.size === 0;
+  if (enough) client.end(false, () => process.exit(0));
 });

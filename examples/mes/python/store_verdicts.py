@@ -76,7 +76,8 @@ def main() -> int:
     db.execute("pragma journal_mode=wal")
     db.execute("pragma synchronous=full")
     db.executescript(TABLE)
-    topic = f"{args.root}/insp/v1/evt/verdict"
+    # All events, although only verdicts are stored: what nobody subscribes to waits at the station.
+    topic = f"{args.root}/insp/v1/evt/#"
     client = mqtt.Client(
         CallbackAPIVersion.VERSION2, args.id, protocol=mqtt.MQTTv5, manual_ack=True
     )
@@ -90,7 +91,8 @@ def main() -> int:
 
     def on_message(client: mqtt.Client, _: Any, message: mqtt.MQTTMessage) -> None:
         nonlocal stored
-        found = store(db, message.payload)
+        verdict = message.topic.endswith("/evt/verdict")
+        found = store(db, message.payload) if verdict else None
         client.ack(message.mid, message.qos)  # not before it is on disk
         if found is None:
             return
