@@ -7,6 +7,7 @@ no request: it opens from a USB stick.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
@@ -112,7 +113,7 @@ raises the alarm NO_CONSUMER.</li>
 def _topics(config: MqttConfig) -> str:
     rows = []
     for first, title, text in _GROUPS:
-        rows.append(f'<tr><th colspan="4">{title} <span class="soft">{text}</span></th></tr>')
+        rows.append(f'<tr><th colspan="4">{title}: <span class="soft">{text}</span></th></tr>')
         for topic in TOPICS.values():
             if topic.path.split("/")[0] == first:
                 rows.append(
@@ -198,7 +199,7 @@ def _message(topic: Topic) -> str:
     opened = " open" if topic.name == "verdict" else ""
     return f"""
 <h3 id="m-{topic.name}">{topic.name} <span class="tag">{topic.schema}</span> {_how(topic)}</h3>
-<p>{escape(content["title"])}. {escape(content.get("description", ""))}</p>{note}
+<p>{_text(content["title"])}. {_text(content.get("description", ""))}</p>{note}
 <details{opened}><summary>Fields (<span class="must">always there</span>)</summary><div class="wide"><table>
 <tr><th>field</th><th>type</th><th>meaning</th><th>OPC 40100-1</th></tr>{rows}</table></div></details>
 <details><summary>Example, {size:,} bytes</summary><pre><code>{escape(shown)}</code></pre></details>"""
@@ -211,10 +212,12 @@ def _rows(part: Mapping[str, Any], document: Mapping[str, Any], prefix: str) -> 
         file = schema.load(other["$ref"])
         yield from _rows(file, file, prefix)
     for name, rules in part.get("properties", {}).items():
+        if name == "schema" and "allOf" in part:
+            continue  # the envelope has said it
         found, inner = _resolved(rules, document)
         must = ' class="must"' if name in required else ""
         opc = found.get("x-opc", "")
-        text = escape(str(found.get("description", "")))
+        text = _text(str(found.get("description", "")))
         yield (
             f"<tr><td{must}><code>{escape(prefix + name)}</code></td><td>{_type(found)}</td>"
             f"<td>{text}</td><td>{opc}</td></tr>"
@@ -222,6 +225,11 @@ def _rows(part: Mapping[str, Any], document: Mapping[str, Any], prefix: str) -> 
         if "properties" in inner:
             mark = "[]." if inner is not found else "."
             yield from _rows(inner, document, f"{prefix}{name}{mark}")
+
+
+def _text(words: str) -> str:
+    """A schema's own words; what it has in backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(words, quote=False))
 
 
 def _resolved(
@@ -258,7 +266,7 @@ def _commands(config: MqttConfig) -> str:
     for name, rules in command_schemas():
         arguments = "<br>".join(
             f"<code{' class=must' if key in rules.get('required', ()) else ''}>{escape(key)}</code> "
-            f"{escape(part.get('description', ''))}"
+            f"{_text(part.get('description', ''))}"
             for key, part in rules["properties"].items()
         )
         tag = f" {_tags('reserved')}" if name in RESERVED else ""
