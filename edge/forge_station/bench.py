@@ -30,7 +30,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import numpy as np
 
@@ -121,7 +121,8 @@ def run(
         _progress(out, f"scan {len(taken) + 1}/{min(scans, count)}")
         scanner = line.scanner_of(trigger)
         try:
-            taken.append((trigger, list(scanner.capture(trigger)), scanner.calibrations))
+            stacks = cast("list[PatternStack]", scanner.capture(trigger))  # or scans of 3D heads
+            taken.append((trigger, stacks, scanner.calibrations))
         except CaptureError:
             if not taken:
                 raise

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cv2
 
@@ -20,9 +20,10 @@ from forge_station import calibrate_poses
 from forge_station.calibrate_poses import Pose, Size
 from forge_station.capture import calibrate, calibration_io, patterns
 from forge_station.capture import calibrate_report as report
+from forge_station.capture.base import Scanner
 from forge_station.capture.board import Board
 from forge_station.capture.calibration import Calibration, PatternSpec
-from forge_station.config import load_station
+from forge_station.config import DepthScanner, load_station
 from forge_station.errors import CalibrationError, CaptureError, ConfigError
 from forge_station.line import open_line
 
@@ -306,9 +307,15 @@ def _poses(args: argparse.Namespace, board: Board) -> Iterator[Pose]:
         yield from _practice(args, board)
     else:
         config = load_station(args.station)
+        if isinstance(config.scanner, DepthScanner):
+            raise ConfigError(
+                "3D heads are calibrated by their makers",
+                which=args.station,
+                expected="a scanner of camera and projector (driver: head)",
+            )
         part_number = config.line.products[0].part_number
         line = open_line(config)
-        scanner = line.scanner_of(calibrate_poses.trigger(part_number, 0))
+        scanner = cast("Scanner", line.scanner_of(calibrate_poses.trigger(part_number, 0)))
         record = args.out.parent / "poses"
         print(f"Every pose is recorded in {record}", file=sys.stderr)
         yield from calibrate_poses.live(scanner, part_number, record, args.head)

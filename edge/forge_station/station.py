@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from forge_station import evidence, version
 from forge_station.capture import fusion, structured_light
-from forge_station.capture.base import Scanner, Trigger
+from forge_station.capture.base import Scanner, ScanSource, Trigger
 from forge_station.config import Gates as GateLimits
 from forge_station.config import SimScanner, StationConfig
 from forge_station.contract.verdict import Outcome, Verdict
@@ -100,7 +100,10 @@ def birth_of(inspector: Inspector) -> dict[str, Any]:
 
 @contextmanager
 def open_station(
-    config: StationConfig, scanner_of: Callable[[Trigger], Scanner], *, store: bool = True
+    config: StationConfig,
+    scanner_of: Callable[[Trigger], Scanner | ScanSource],
+    *,
+    store: bool = True,
 ) -> Iterator[Station]:
     """Open what a station needs beside its scanner, quick things first; close it at the end.
 
@@ -151,7 +154,7 @@ class Station:
 
     config: StationConfig
     inspector: Inspector
-    scanner_of: Callable[[Trigger], Scanner]
+    scanner_of: Callable[[Trigger], Scanner | ScanSource]
     outbox: Outbox
     publisher: Publisher
     simulated: bool = False
