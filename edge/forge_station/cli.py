@@ -9,12 +9,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from forge_station import bench, calibrate_command, demo, offline, run, version
+from forge_station import (
+    bench,
+    calibrate_command,
+    capture_command,
+    demo,
+    offline,
+    run,
+    scan_bench,
+    version,
+)
 from forge_station.capture import patterns
 from forge_station.config import load_station
 from forge_station.doctor import command as doctor
 from forge_station.errors import StationError
-from forge_station.mes import acl, command_client, interface, listen
+from forge_station.mes import acl, command_client, interface, link_bench, listen
 
 USAGE_ERROR = 64
 _PIPE_CLOSED = 141  # as a shell reports SIGPIPE; 0 would say that a part passed
@@ -127,6 +136,13 @@ def build_parser() -> argparse.ArgumentParser:
     command.set_defaults(run=lambda args: interface.run(args, load_station(args.station).mqtt))
 
     command = commands.add_parser(
+        "capture",
+        help="look at scanner or camera live, record a session, replay it",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    capture_command.add_arguments(command)
+
+    command = commands.add_parser(
         "doctor",
         help="check machine and station: devices, disks, clock, broker, certificate",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -158,12 +174,34 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--views", action="store_true", help="also time three views of a million points"
     )
-    command.set_defaults(
-        run=lambda args: bench.run(
-            load_station(args.station), args.parts, scans=args.scans, views=args.views
-        )
+    command.add_argument(
+        "--scan",
+        action="store_true",
+        help="time decoding and separation alone, at 1280x960, against their targets; "
+        "needs neither station nor model",
     )
+    command.add_argument(
+        "--link",
+        action="store_true",
+        help="time outbox and broker alone, beside an outbox that commits row by row",
+    )
+    command.add_argument(
+        "--seconds", type=float, default=20.0, metavar="S", help="with --link: each part (20)"
+    )
+    command.add_argument(
+        "--backlog", type=int, default=20_000, metavar="N", help="with --link: rows (20000)"
+    )
+    command.set_defaults(run=_bench)
     return parser
+
+
+def _bench(args: argparse.Namespace) -> int:
+    if args.scan:
+        return scan_bench.run()
+    if args.link:
+        return link_bench.run(args.seconds, args.backlog)
+    station = load_station(args.station)
+    return bench.run(station, args.parts, scans=args.scans, views=args.views)
 
 
 def _listen(args: argparse.Namespace) -> int:

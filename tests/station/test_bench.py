@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forge_station import bench
+from forge_station import bench, scan_bench
 from forge_station.bench import Kept, Measured
 from forge_station.capture.base import Trigger
 from forge_station.config import load_station
@@ -87,3 +87,19 @@ def test_a_short_run_ends_with_its_figures(repository, monkeypatch):
     assert stages["puback"]["n"] == 2
     assert stages["puback"]["p50"] >= stages["deliver"]["p50"] * 0.5
     assert stages["orchestration"]["max"] < stages["total"]["max"]
+
+
+def test_scan_bench_times_every_stage_and_states_its_ratios():
+    pytest.importorskip("numba", reason="scans are simulated with the extra demo")
+    out = io.StringIO()
+    assert scan_bench.run(out, repeats=1, size=(160, 120)) == 0
+    *table, last = out.getvalue().splitlines()
+    figures = json.loads(last)
+    stages = figures["stages_ms"]
+    assert {"points", "decode", "fuse", "scene", "gate"} <= set(stages)
+    assert (figures["patterns"], figures["poses"], figures["exposures"]) == (17, 4, 2)
+    total = sum(stages[name] for name in ("decode", "fuse", "scene", "gate"))
+    assert figures["parts_ms"] == pytest.approx(total, abs=0.3)
+    assert figures["parts_of_target"] == pytest.approx(figures["parts_ms"] / 1500, abs=0.006)
+    assert figures["points_of_target"] == pytest.approx(figures["points_ms"] / 150, abs=0.006)
+    assert any("of the target 1500 ms" in line for line in table)

@@ -175,13 +175,15 @@ def refuse_wrong_code_step(
 def refuse_points_off_the_tray(
     x: Float32, y: Float32, depth: Float32, calibration: Calibration
 ) -> None:
-    """A head that looks at its tray sees points near z = 0; a wrong code step sees none there."""
+    """A head that looks at its tray sees points near z = 0; a wrong code step sees none there.
+
+    Some thousand rays and depths will do.
+    """
     reach, pose = calibration.range_mm, calibration.tray_from_camera
-    if reach is None or pose is None or depth.size < 1000:
+    if reach is None or pose is None or not depth.size:
         return
-    some = slice(None, None, max(1, depth.size // 5000))
-    ray = pose[2, 0] * x[some] + pose[2, 1] * y[some] + pose[2, 2]
-    height = np.abs(ray * depth[some] + pose[2, 3])
+    ray = pose[2, 0] * x + pose[2, 1] * y + pose[2, 2]
+    height = np.abs(ray * depth + pose[2, 3])
     middle = float(np.median(height))
     if middle > 0.12 * reach and float((height < 0.03 * reach).mean()) < 0.02:
         raise CalibrationError(
