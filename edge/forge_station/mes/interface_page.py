@@ -13,6 +13,7 @@ from html import escape
 from typing import Any
 
 from forge_station.mes import picture, schema
+from forge_station.mes.alarms import CODES
 from forge_station.mes.command import MAX_BYTES, MAX_LIFETIME_S, ROLES
 from forge_station.mes.interface import RESERVED, VERSION, command_schemas, example
 from forge_station.mes.topics import TOPICS, MqttConfig, Topic, filled, topic_of
@@ -64,6 +65,7 @@ def page(config: MqttConfig) -> str:
         ("grid", "The defect grid", _grid()),
         ("messages", "Messages", "".join(map(_message, TOPICS.values()))),
         ("commands", "Commands", _commands(config)),
+        ("alarms", "Alarms", _alarms()),
         ("versions", "Versions", _versions()),
     ]
     contents = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections)
@@ -298,6 +300,19 @@ it went.</li>
 {"".join(rows)}</table></div>
 <p>Which of them a station takes, its <a href="#m-birth">birth</a> message says
 (<code>capabilities</code>).</p>"""
+
+
+def _alarms() -> str:
+    rows = "".join(
+        f"<tr><td><code>{code}</code></td><td>{item.severity}</td><td>{escape(item.meaning)}</td>"
+        f"<td>{'event' if item.event else 'until it is over'}</td></tr>"
+        for code, item in CODES.items()
+    )
+    return (
+        "<p>Codes of the <a href='#m-alarm'>alarm</a> message. Codes may be added, never renamed.</p>"
+        '<div class="wide"><table><tr><th>code</th><th>severity</th><th>meaning</th><th>active</th>'
+        f"</tr>{rows}</table></div>"
+    )
 
 
 def _versions() -> str:
