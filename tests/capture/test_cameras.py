@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +14,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as fuzz
+from hypothesis import strategies as st
 
 from forge_station.capture import session
 from forge_station.capture.base import Frame
@@ -150,6 +155,30 @@ def test_a_wrong_manifest_is_one_clear_error(folder: Path, text: str, message: s
     (folder / "manifest.yaml").write_text(text)
     with pytest.raises(CameraNotFoundError, match=message):
         open_camera(replay(folder))
+
+
+@given(st.binary(max_size=300), st.sampled_from([b"", b"schema: 1\nframes:\n- "]))
+@fuzz(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_manifest_and_no_image_ends_in_a_traceback(
+    tmp_path: Path, content: bytes, begin: bytes
+) -> None:
+    (tmp_path / "manifest.yaml").write_bytes(begin + content)
+    (tmp_path / "a.png").write_bytes(content)
+    with contextlib.suppress(InputError):
+        session.read(tmp_path)
+    with contextlib.suppress(InputError):
+        session.load(session.Entry(tmp_path / "a.png", 0))
+
+
+@given(st.dictionaries(st.sampled_from([*session.FIELDS, "x"]), st.integers() | st.text()))
+@fuzz(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_entry_of_a_manifest_is_read_or_refused(
+    tmp_path: Path, entry: dict[str, object]
+) -> None:
+    (tmp_path / "manifest.yaml").write_text(f"schema: 1\nframes:\n- {json.dumps(entry)}\n")
+    with contextlib.suppress(InputError):
+        (found,) = session.read(tmp_path)
+        session.load(found)
 
 
 def test_a_damaged_or_changed_image_ends_the_replay(folder: Path, tmp_path: Path) -> None:

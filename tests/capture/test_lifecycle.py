@@ -121,8 +121,15 @@ def test_opening_takes_as_long_as_the_settings_say() -> None:
     device = Device(CameraSettings("aravis", open_timeout_s=20))
     assert device.life.tick(device.now) == "start"
     device.life.started(device.now)
-    assert device.run(24) == "none"
+    assert device.run(29) == "none", "a busy machine starts processes slowly"
+    device.life.heard(device.now)
+    assert device.run(22) == "none"
     assert device.run(2) == "kill" and isinstance(device.life.fault, CameraTimeoutError)
+    assert "does not open" in str(device.life.fault)
+    device.life.ended(device.now)
+    assert device.run(2) == "start"
+    device.life.started(device.now)
+    assert device.run(31) == "kill" and "does not start" in str(device.life.fault)
 
 
 def test_pauses_grow_with_jitter_up_to_the_longest_and_begin_small_after_a_good_time() -> None:
@@ -142,9 +149,9 @@ def test_pauses_grow_with_jitter_up_to_the_longest_and_begin_small_after_a_good_
         began = device.now
         assert device.run(60) == "start"
         pauses.append(device.now - began)
-    for pause, nominal in zip(pauses, [1, 2, 4, 8, 8, 8], strict=False):
+    for pause, nominal in zip(pauses, [1, 2, 4, 5, 5, 5], strict=False):
         assert 0.75 * nominal - STEP <= pause <= nominal + STEP
-    assert max(pauses) <= 8 + STEP and len({round(pause, 2) for pause in pauses[4:]}) > 5
+    assert max(pauses) <= 5 + STEP and len({round(pause, 2) for pause in pauses[4:]}) > 5
     device.life.started(device.now)
     device.life.opened(device.now)
     device.run(11, device.life.heard)

@@ -1,6 +1,6 @@
 """A camera in its own process: the driver suite through it, and every way it can fail.
 
-FORGE_STATION_CYCLES=500 makes the unplug test long (about an hour on a loaded core).
+FORGE_STATION_CYCLES=500 makes the unplug test long (15 minutes, and longer on a busy machine).
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def test_a_hanging_library_is_killed_from_outside(watch: Callable[..., Watched])
     assert not alive(stuck) and camera.pid != stuck
     camera.arm("free")
     assert camera.grab(WAIT_S).image.shape == (24, 32)
-    assert watched.states()[:5] == ["BACKOFF", "OPENING", "STREAMING", "STALLED", "BACKOFF"]
+    assert watched.states()[:5] == ["OPENING", "STREAMING", "STALLED", "BACKOFF", "OPENING"]
     assert (camera.counters.stalls, camera.counters.reconnects) == (1, 1)
     fault = next(change.fault for _, change in watched.changes if change.lost and change.fault)
     assert "hangs" in str(fault) or "no frames" in str(fault)
@@ -279,6 +279,7 @@ def test_unplugged_and_plugged_in_again_and_again(folder: Path, tmp_path: Path) 
             camera.arm("free" if cycle % 2 else "hardware")
             assert camera.pid is not None
             pids.add(camera.pid)
+            time.sleep(0.2)  # longer than steady_s: a camera that was well
             watched.changes.clear()
             plug.touch()
             began = time.monotonic()

@@ -4,7 +4,7 @@
 
 STREAMING: the device is open and its process answers, whether frames are due or not. STALLED: for
 a moment, while a process that hangs or gives no frames is ended. BACKOFF: waits before the next
-try, 1, 2, 4 ... seconds with jitter. Every try is a new process with a new handle.
+try, 1, 2, 4, 5 ... seconds with jitter. Every try is a new process with a new handle.
 
 Times are seconds of one monotonic clock, given by the caller, so that hours can be tested in no
 time. An armed hardware trigger waits as long as it likes: an idle line is no fault.
@@ -13,7 +13,7 @@ time. An armed hardware trigger waits as long as it likes: an idle line is no fa
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
@@ -37,28 +37,27 @@ class Patience:
     """How long to wait for what, seconds.
 
     stall_s: for a sign of life, and for a frame that is due (or two frame periods, if longer).
-    open_s: for the device to open; None: its `open_timeout_s` and 5 s for the process. order_s: for
-    arming, triggering, disarming. backoff_s: first and longest pause before a new try; 8 s keeps
-    "back within 10 s of its return". steady_s: after so long without a fault pauses begin small
-    again.
+    start_s: for the process to come up, on a busy machine. open_s: then for the device to open;
+    None: its `open_timeout_s` and 3 s. order_s: for arming, triggering, disarming. backoff_s: first
+    and longest pause before a new try; 5 s and a slow start still keep "back within 10 s of its
+    return". steady_s: after so long without a fault pauses begin small again.
     """
 
     stall_s: float = 1.5
+    start_s: float = 30.0
     open_s: float | None = None
     order_s: float = 5.0
-    backoff_s: tuple[float, float] = (1.0, 8.0)
+    backoff_s: tuple[float, float] = (1.0, 5.0)
     steady_s: float = 10.0
 
     def for_device(self, settings: CameraSettings) -> Patience:
         """With what the settings say of frame rate and opening."""
         periods = 2 / settings.fps if settings.fps else 0.0
         exposure = 2e-6 * (settings.exposure_us or 0.0)
-        return Patience(
-            max(self.stall_s, periods, exposure + 0.5),
-            self.open_s or settings.open_timeout_s + 5.0,
-            self.order_s,
-            self.backoff_s,
-            self.steady_s,
+        return replace(
+            self,
+            stall_s=max(self.stall_s, periods, exposure + 0.5),
+            open_s=self.open_s or settings.open_timeout_s + 3.0,
         )
 
 
@@ -71,6 +70,7 @@ class Lifecycle:
         """Why it is not STREAMING; None while it is, and before the first fault."""
         self._name, self._patience, self._rng = name, patience, rng
         self._heard = self._ticked = self._opened_at = 0.0
+        self._up = False
         self._order_since: float | None = None
         self._due_since: float | None = None
         self._mode: TriggerMode | None = None
@@ -86,15 +86,15 @@ class Lifecycle:
 
     def started(self, now: float) -> None:
         """Its process runs."""
-        self.state, self._heard = State.OPENING, now
+        self.state, self._heard, self._up = State.OPENING, now, False
         self._mode = self._order_since = self._due_since = None
 
     def opened(self, now: float) -> None:
         self.state, self.fault, self._heard, self._opened_at = State.STREAMING, None, now, now
 
     def heard(self, now: float) -> None:
-        """Any message: its loop runs."""
-        self._heard = now
+        """Any message: the process is up, its loop runs."""
+        self._heard, self._up = now, True
 
     def ordered(self, now: float) -> None:
         """An order was sent that the SDK may take its time for."""
@@ -163,11 +163,10 @@ class Lifecycle:
     def _overdue(self, now: float) -> StationError | None:
         patience = self._patience
         if self.state is State.OPENING:
-            limit = patience.open_s or 10.0
+            limit = patience.open_s or 10.0 if self._up else patience.start_s
             if now - self._heard > limit:
-                return CameraTimeoutError(
-                    "the camera does not open", which=self._name, expected=f"within {limit:g} s"
-                )
+                what = "the camera does not open" if self._up else "its process does not start"
+                return CameraTimeoutError(what, which=self._name, expected=f"within {limit:g} s")
         if self.state is not State.STREAMING:
             return None
         silent_s, limit = now - self._heard, patience.stall_s

@@ -26,7 +26,7 @@ from forge_station.errors import InputError
 SCHEMA = 1
 MANIFEST = "manifest.yaml"
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
-_FIELDS: dict[str, type] = {
+FIELDS: dict[str, type] = {
     "file": str, "sha256": str, "sequence": int, "complete": bool, "t_monotonic_ns": int,
     "t_utc_ns": int, "t_device_ns": int, "clock": str, "exposure_us": float, "gain": float,
     "pixel_format": str, "source": str,
@@ -79,7 +79,7 @@ class Recorder:
             raise InputError("frame cannot be written as PNG", which=path)
         content = data.tobytes()
         entry = {"file": path.name, "sha256": hashlib.sha256(content).hexdigest()}
-        for name in _FIELDS:
+        for name in FIELDS:
             value = getattr(frame, name, None)
             if name not in entry and value is not None:
                 entry[name] = value
@@ -132,15 +132,18 @@ def load(entry: Entry) -> NDArray[np.uint8] | NDArray[np.uint16]:
     """The image, [H, W] or [H, W, 3] RGB. Raises InputError for one that is damaged or altered."""
     try:
         data = entry.file.read_bytes()
-    except OSError as error:
-        raise InputError("cannot read image", which=entry.file, got=error.strerror) from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        raise InputError("cannot read image", which=entry.file, got=error) from None
     if entry.sha256 is not None and hashlib.sha256(data).hexdigest() != entry.sha256:
         raise InputError(
             "image differs from the sha256 in the manifest",
             which=entry.file,
             action="restore the file; it was changed after recording",
         )
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED) if data else None
+    except cv2.error:  # a size that no image has
+        image = None
     if image is None or image.dtype not in (np.uint8, np.uint16):
         raise InputError(
             "damaged image", which=entry.file, expected="8 or 16 bit", got=f"{len(data)} bytes"
@@ -165,13 +168,13 @@ def _entry(folder: Path, manifest: Path, number: int, raw: object) -> Entry:
     if not isinstance(raw, dict):
         raise InputError("not a table", which=f"{manifest}: {where}", got=repr(raw)[:40])
     for key, value in raw.items():
-        kind = _FIELDS.get(key)
+        kind = FIELDS.get(key)
         fits = type(value) is kind or (kind is float and type(value) is int)
         if kind is None or not fits:
             raise InputError(
                 "unknown key" if kind is None else "wrong type",
                 which=f"{manifest}: {where}.{key}",
-                expected=", ".join(_FIELDS) if kind is None else kind.__name__,
+                expected=", ".join(FIELDS) if kind is None else kind.__name__,
                 got=repr(value)[:40],
             )
     name = raw.get("file", "")

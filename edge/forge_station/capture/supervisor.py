@@ -326,8 +326,8 @@ class SupervisedCamera:
                 if handle is not None and handle.connection in ready:
                     self._receive(handle)
                 action = self._life.tick(self._clock())
-            self._tell()
             if action == "kill":
+                self._tell()  # the fault first: ending a process may take its time
                 self._kill()
             elif action == "start":
                 self._begin()

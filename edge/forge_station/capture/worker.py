@@ -154,6 +154,7 @@ class Worker:
         limit_s = self._start.settings.open_timeout_s + DEAD_MAN_S
         faulthandler.dump_traceback_later(limit_s, exit=True)
         try:
+            self._connection.send(Beat(CameraHealth(), 0))
             self._serve(self._open())
         except (EOFError, ConnectionError):
             pass  # the station is gone
