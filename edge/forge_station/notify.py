@@ -16,6 +16,8 @@ from types import TracebackType
 
 log = logging.getLogger(__name__)
 
+SEND_S = 1.0
+
 
 def notify(state: str) -> bool:
     """Send `READY=1`, `WATCHDOG=1`, `STOPPING=1` or `STATUS=...`; False when nobody listens."""
@@ -24,6 +26,7 @@ def notify(state: str) -> bool:
         return False
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.settimeout(SEND_S)
             sender.sendto(state.encode(), address.replace("@", "\0", 1))
     except OSError as error:
         log.warning("systemd cannot be told %s: %s", state, error)

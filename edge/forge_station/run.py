@@ -179,6 +179,7 @@ class Runner:
         self._station = replace(station, journal=self._journal, hold=self._hold)
         self._serials.start(1 + station.outbox.last_number("verdict"))
         self._alarms = Alarms(station.outbox, station.config.mqtt)
+        stack.callback(self._end_alarms)
         for change in list(self._cameras.values()):
             self._alarm_camera(change)
         self._advisory = station.inspector.permit.objection is not None
@@ -317,6 +318,11 @@ class Runner:
         if self._alarms is not None:
             self._background.submit(self._alarms.set, active, code, text, key=key, params=params)
 
+    def _end_alarms(self) -> None:
+        """Tell what is still to be told, before the outbox closes."""
+        self._alarms = None
+        self._background.submit(lambda: None).result()
+
     def _report_left(self) -> None:
         """The ERROR verdict of a part that the last run did not finish."""
         assert self._station is not None
@@ -348,8 +354,10 @@ class Runner:
     def _give_up(self) -> None:
         """Write the ERROR verdicts of what was accepted and is not done, and end the process."""
         assert self._station is not None
-        current = self._journal.current
-        for number, part in enumerate(self.gate.give_up()):
+        current, parts = self._journal.current, self.gate.give_up()
+        if not parts:
+            return  # nothing is left to wait for: the loop ends by itself
+        for number, part in enumerate(parts):
             job = current if number == 0 and current else self._station.job_of(part)
             try:
                 why = "told to stop, and it was not done in time"
