@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 
 from forge_station.capture import patterns, replay
-from forge_station.capture.base import PatternStack, Scanner, Trigger
+from forge_station.capture.base import PatternStack, Scanner, ScanSource, Trigger
 from forge_station.capture.calibration import Calibration, Optics
 from forge_station.errors import CaptureError, ConfigError, InputError, StationError
 from forge_station.mes.stamp import utc_now
@@ -86,7 +86,7 @@ def recorded(folder: Path, projector: Size | None, code_step: int) -> Iterator[P
 
 
 def live(
-    scanner: Scanner,
+    scanner: Scanner | ScanSource,
     part_number: str,
     record: Path,
     head: str | None,
@@ -124,9 +124,15 @@ def trigger(part_number: str, number: int) -> Trigger:
 
 
 def _of_one_head(
-    scanner: Scanner, part_number: str, number: int, head: str | None
+    scanner: Scanner | ScanSource, part_number: str, number: int, head: str | None
 ) -> list[PatternStack]:
-    stacks = scanner.capture(trigger(part_number, number))
+    given = scanner.capture(trigger(part_number, number))
+    stacks = [stack for stack in given if isinstance(stack, PatternStack)]
+    if len(stacks) != len(given):
+        raise ConfigError(
+            "this head measures by itself; its maker calibrates it",
+            expected="a head of camera and projector",
+        )
     if head is not None:
         named = [stack for stack in stacks if stack.name == head]
         if not named:

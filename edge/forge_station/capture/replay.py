@@ -212,6 +212,11 @@ class ReplayScanner:
         """Those of the scans handed out so far."""
         return self._calibrations
 
+    @property
+    def finished(self) -> bool:
+        """Mode once: every scan was handed out."""
+        return self._next >= len(self._folders)
+
     def capture(self, trigger: Trigger) -> list[PatternStack]:
         """The next recorded scan, whatever the trigger says.
 
