@@ -22,7 +22,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from forge_station.errors import ConfigError, LinkError
-from forge_station.mes import acl
+from forge_station.mes import acl, credentials
 from forge_station.mes.command_client import Commander, signed
 from forge_station.mes.command_store import CommandStore
 from forge_station.mes.commands import CommandServer
@@ -179,6 +179,27 @@ def test_foreign_authority_missing_certificate_and_plain_text_are_refused(plant:
 def test_station_does_not_talk_to_a_broker_of_a_foreign_authority(plant: Plant) -> None:
     foreign = Authority(plant.folder, "stranger-ca")
     refused(replace(plant.config("s1"), tls_ca=foreign.file))
+
+
+def test_renewed_certificate_is_taken_while_the_station_runs(plant: Plant) -> None:
+    config = plant.config("s1")
+    serials = []
+    with (
+        Outbox(plant.folder / "outbox.db", ballast_bytes=0) as outbox,
+        Listener(plant.config("historian")) as listener,
+        Publisher(outbox, config, timing=QUICK) as publisher,
+        credentials.Watch(config, publisher.reconnect, look_s=0.05),
+    ):
+        for connects in (1, 2):
+            assert wait_for(lambda: publisher.stats().connects == connects)  # noqa: B023
+            serials.append(credentials.read(config.tls_cert).serial_number)
+            put_verdict(outbox, config, verdict(result_id=f"r-{connects}").to_dict())
+            assert publisher.drain(5.0)
+            plant.authority.issue("s1", file="s1")
+        arrived = [item.message["resultId"] for item in listener.messages(1.0)
+                   if item.kind == "verdict"]  # fmt: skip
+    assert serials[0] != serials[1]
+    assert arrived == ["r-1", "r-2"]
 
 
 FORBIDDEN = [
