@@ -19,8 +19,8 @@ from forge_station.capture import calibration_io
 from forge_station.capture.calibration import Calibration, Optics, PatternSpec
 from forge_station.capture.camera import CameraSettings
 from forge_station.capture.projector import ProjectorSettings
-from forge_station.capture.settings import HeadSettings
-from forge_station.config import StationConfig, load_station
+from forge_station.capture.settings import DepthHeadSettings, HeadSettings
+from forge_station.config import HeadScanner, StationConfig, load_station
 from forge_station.doctor import lines, machine, probe, station
 from forge_station.doctor.lines import Line
 from forge_station.errors import CaptureError
@@ -220,19 +220,28 @@ def head(tmp_path: Path) -> HeadSettings:
 def test_a_camera_must_give_a_frame_of_the_size_it_was_calibrated_with(
     head: HeadSettings, tmp_path: Path
 ) -> None:
-    projector, camera = station.devices(head)
-    assert projector.level == "pass"
+    assert levels(station.light(head)) == ["pass"]
+    (camera,) = station.eye(head)
     assert camera.level == "pass" and "64x48" in camera.what
     lens = replace(calibration_io.load(head.calibration).camera, image_size=(640, 480))
     other = replace(calibration_io.load(head.calibration), camera=lens)
     calibration_io.save(other, tmp_path / "other.yaml")
-    _, camera = station.devices(replace(head, calibration=tmp_path / "other.yaml"))
+    (camera,) = station.eye(replace(head, calibration=tmp_path / "other.yaml"))
     assert camera.level == "fail" and "calibrated 640x480" in camera.what
     gone = replace(head, camera=CameraSettings("replay", str(tmp_path / "none")))
-    _, camera = station.devices(gone)
-    assert camera.level == "fail"
-    unknown = replace(head, camera=CameraSettings("nobody"))
-    assert list(station.devices(unknown))[-1].level == "fail"
+    assert levels(station.eye(gone)) == ["fail"]
+    assert levels(station.eye(replace(head, camera=CameraSettings("nobody")))) == ["fail"]
+    assert levels(station.light(replace(head, projector=ProjectorSettings("nobody")))) == ["fail"]
+    depth = DepthHeadSettings("d", head.camera)
+    assert levels(station.eye(depth)) == ["pass"]
+
+
+def test_every_head_of_a_station_is_looked_at(head: HeadSettings, config: StationConfig) -> None:
+    found = lines.guarded(
+        "scanner", lambda: station.scanner(replace(config, scanner=HeadScanner("head", (head,))))
+    )
+    assert levels(found) == ["pass", "warn", "pass"]
+    assert {line.topic for line in found} == {"head h"}
 
 
 def test_an_old_calibration_is_to_be_checked_and_one_without_tray_fails(

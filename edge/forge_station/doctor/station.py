@@ -10,13 +10,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
 from forge_station.capture import calibration_io, camera, projector, replay
-from forge_station.capture.settings import HeadSettings
+from forge_station.capture.settings import DepthHeadSettings, HeadSettings
 from forge_station.checks import Thresholds
 from forge_station.config import ReplayScanner, SimScanner, StationConfig
 from forge_station.contract import CONTRACT_VERSION
@@ -51,9 +52,10 @@ def checks(config: StationConfig) -> list[Line]:
     return found
 
 
-def heads_of(config: StationConfig) -> tuple[HeadSettings, ...]:
+def heads_of(config: StationConfig) -> tuple[HeadSettings | DepthHeadSettings, ...]:
     """The real heads of the station; none where its scanner is simulated or replayed."""
-    return tuple(getattr(config.scanner, "heads", ()))
+    found = config.scanner
+    return () if isinstance(found, SimScanner | ReplayScanner) else found.heads
 
 
 def _provider(config: StationConfig) -> str | None:
@@ -115,8 +117,11 @@ def scanner(config: StationConfig) -> Iterator[Line]:
                    "Name real heads in the station file for a line.")  # fmt: skip
         return
     for head in heads_of(config):
-        yield from guarded(f"head {head.name}", lambda head=head: calibration(head))  # type: ignore[misc]
-        yield from guarded(f"head {head.name}", lambda head=head: devices(head))  # type: ignore[misc]
+        topic, made = f"head {head.name}", [partial(eye, head)]
+        if isinstance(head, HeadSettings):
+            made += [partial(calibration, head), partial(light, head)]
+        for check in made:
+            yield from guarded(topic, check)
 
 
 def calibration(head: HeadSettings) -> Iterator[Line]:
@@ -139,43 +144,53 @@ def calibration(head: HeadSettings) -> Iterator[Line]:
                "Check it on a board: forge-station calibrate --check." if old else "")  # fmt: skip
 
 
-def devices(head: HeadSettings) -> Iterator[Line]:
-    """One frame from the camera; the projector's driver is there (nothing is projected)."""
+def light(head: HeadSettings) -> Iterator[Line]:
+    """The projector's driver is there; nothing is projected."""
     topic = f"head {head.name}"
     if head.projector.driver in projector.drivers():
         yield Line("pass", topic, f"projector driver {head.projector.driver} is installed")
     else:
         yield Line("fail", topic, f"no projector driver {head.projector.driver}",
                    f"There are {', '.join(sorted(projector.drivers()))}.")  # fmt: skip
+
+
+def eye(head: HeadSettings | DepthHeadSettings) -> Iterator[Line]:
+    """One frame from the head's camera, of the size that it was calibrated with."""
+    topic = f"head {head.name}"
     if head.camera.driver not in camera.drivers():
         yield Line("fail", topic, f"no camera driver {head.camera.driver}",
                    f"There are {', '.join(sorted(camera.drivers()))}.")  # fmt: skip
         return
-    settings = json.dumps(asdict(head.camera))
-    found = probe(["camera", settings], CAMERA_LIMIT_S)
+    found = probe(["camera", json.dumps(asdict(head.camera))], CAMERA_LIMIT_S)
     if "busy" in found:
         yield Line("warn", topic, f"camera: {found['busy']}",
                    "Stop the station to test its camera.")  # fmt: skip
-    elif "error" in found:
+        return
+    if "error" in found:
         yield Line("fail", topic, f"camera: {machine.short(found['error'])}",
                    "Check power, cable, address, and who else uses it.")  # fmt: skip
+        return
+    width, height = found["size"]
+    text = (
+        f"camera {found['model']} {found['serial']} ({found['driver']}): {width}x{height} in "
+        f"{found['seconds']:.1f} s"
+    )
+    if not found["complete"]:
+        yield Line("warn", topic, f"{text}, but the frame was incomplete",
+                   "Packets are lost: packet size, receive buffers, cable.")  # fmt: skip
+        return
+    if isinstance(head, DepthHeadSettings):
+        yield Line("pass", topic, text)
+        return
+    expected = calibration_io.load(head.calibration).camera.image_size
+    if (width, height) != expected:
+        yield Line("fail", topic, f"{text}, calibrated {expected[0]}x{expected[1]}",
+                   "Set the size it was calibrated with, or calibrate again.")  # fmt: skip
+    elif found["spread"] < _FLAT or not _DARK <= found["mean"] <= _BRIGHT:
+        yield Line("warn", topic, f"{text}, but an empty picture (mean {found['mean']:.0f})",
+                   "Take the cap off; check light and exposure.")  # fmt: skip
     else:
-        text = (
-            f"camera {found['model']} {found['serial']} ({found['driver']}): "
-            f"{found['size'][0]}x{found['size'][1]} in {found['seconds']:.1f} s"
-        )
-        expected = calibration_io.load(head.calibration).camera.image_size
-        if tuple(found["size"]) != expected:
-            yield Line("fail", topic, f"{text}, calibrated {expected[0]}x{expected[1]}",
-                       "Set the size it was calibrated with, or calibrate again.")  # fmt: skip
-        elif not found["complete"]:
-            yield Line("warn", topic, f"{text}, but the frame was incomplete",
-                       "Packets are lost: packet size, receive buffers, cable.")  # fmt: skip
-        elif found["spread"] < _FLAT or not _DARK <= found["mean"] <= _BRIGHT:
-            yield Line("warn", topic, f"{text}, but an empty picture (mean {found['mean']:.0f})",
-                       "Take the cap off; check light and exposure.")  # fmt: skip
-        else:
-            yield Line("pass", topic, text)
+        yield Line("pass", topic, text)
 
 
 def broker(config: StationConfig) -> Iterator[Line]:
