@@ -103,6 +103,7 @@ def test_the_contract_does_no_io(repository):
         ("numba", {"sim"}),
         ("scipy", {"sim"}),
         ("cv2", {"capture", "geometry"}),
+        ("pymodbus", {"triggers"}),
         ("cryptography", {"signing.py"}),
     ],
 )

@@ -34,10 +34,12 @@ def free_port() -> int:
 
 @dataclass
 class ModbusBus:
-    """The PLC's side of a connection. `drop`: chance that a request finds the cable out."""
+    """The PLC's side of a connection. `drop`: chance that a request finds the cable out; `delay_s`:
+    longest time that one is on its way."""
 
     port: int
     drop: float = 0.0
+    delay_s: float = 0.0
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     client: ModbusTcpClient | None = None
 
@@ -48,6 +50,7 @@ class ModbusBus:
         return self._ask(lambda client: client.read_holding_registers(address, count=count))
 
     def _ask(self, request) -> list[int]:
+        time.sleep(self.rng.random() * self.delay_s)
         if self.rng.random() < self.drop:
             self.close()
             raise ConnectionError("the cable is out")
@@ -125,8 +128,8 @@ def test_parts_go_through_a_connection(served, order):
     plc.bus.close()
 
 
-def test_a_connection_that_breaks_again_and_again_mixes_no_parts(served):
-    plc = Plc(ModbusBus(served.port, drop=0.2), patience=5000)
+def test_a_connection_that_is_slow_and_breaks_again_and_again_mixes_no_parts(served):
+    plc = Plc(ModbusBus(served.port, drop=0.2, delay_s=0.02), patience=5000)
     for number in range(8):
         through(plc, f"d{number}")
     assert plc.decisions == {f"d{n}": CODE[truth(f"d{n}")].name for n in range(8)}

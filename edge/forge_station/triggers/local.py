@@ -136,13 +136,12 @@ class StdinTrigger(Thread):
             self._stop.set()
             return
         serial, _, number = line.strip().partition(" ")
-        trigger = Trigger(
-            serial or self._serials.next(), number.strip() or self._part_number, time.time_ns()
-        )
+        serial, number = serial or self._serials.next(), number.strip() or self._part_number
         while not self._stop.is_set():
             if self._gate.objection() is None:
-                self.offer(trigger)
-                return
+                with contextlib.suppress(TriggerRefusedError):  # another source was quicker
+                    self._gate.offer(Trigger(serial, number, time.time_ns()))
+                    return
             self._stop.wait(0.02)
 
 
