@@ -240,6 +240,22 @@ def test_a_rig_without_faults_gives_every_part_at_the_first_try() -> None:
     assert rig.closed == 2
 
 
+def test_of_several_heads_only_one_shines_at_a_time() -> None:
+    lit: list[tuple[int, int]] = []
+
+    class Seen(Eye):
+        def trigger(self) -> None:
+            lit.append((rigs[0].shown, rigs[1].shown))
+            super().trigger()
+
+    rigs = [Seen(), Seen()]
+    for rig in rigs:
+        rig.shown = 1
+    stacks = HeadScanner([head_of(rig) for rig in rigs]).capture(Trigger("1"))
+    assert len(stacks) == 2 and len(lit) == 2 * 2 * SPEC.image_count
+    assert all(1 in pair for pair in lit), "the other one shows black"
+
+
 @pytest.mark.parametrize(
     ("stepping", "armed"),
     [("host", ("software", 7)), ("camera", ("free", 7)), ("projector", ("hardware", 8))],

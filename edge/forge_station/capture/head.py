@@ -82,6 +82,11 @@ class Head:
             log.warning("head %s, part %s, taken again: %s", self.name, trigger.serial, error)
         return self._take(trigger)
 
+    def dark(self) -> None:
+        """No light, so that another head can scan. One that steps by itself is dark at its end."""
+        if self._stepping == "host":
+            self.projector.show(self._black)
+
     def close(self) -> None:
         """Projector dark, camera released; may be called twice."""
         self.projector.close()
@@ -266,7 +271,15 @@ class HeadScanner:
     def capture(self, trigger: Trigger) -> list[PatternStack]:
         """One stack a head. Raises CaptureError: no stack is better than a wrong one."""
         refuse_stale(trigger, self._trigger_age_s, self._utc_ns)
-        return [head.scan(trigger) for head in self.heads]
+        if len(self.heads) == 1:
+            return [self.heads[0].scan(trigger)]
+        stacks = []
+        for head in self.heads:
+            try:
+                stacks.append(head.scan(trigger))
+            finally:
+                head.dark()
+        return stacks
 
     def close(self) -> None:
         """Release all devices; may be called twice."""

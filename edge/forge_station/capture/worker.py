@@ -291,7 +291,8 @@ class _FrozenError(CameraLostError):
 def main(arguments: list[str]) -> None:
     """arguments: file descriptors of the socket and of the memory, from the supervisor."""
     os.dup2(2, 1)  # what an SDK prints must not get into the output of the station
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the station, which closes us
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # for the station, which then closes us
+        signal.signal(ignored, signal.SIG_IGN)
     with Connection(int(arguments[0])) as connection:
         start = connection.recv()
         Worker(connection, int(arguments[1]), start).run()
