@@ -84,7 +84,7 @@ def test_what_the_consumer_did_not_store_is_not_delivered(
         consumer.start()
         assert len(take(consumer, 5)) == 5
         consumer.close(stored=False)  # it died while it stored the fifth
-        assert wait_for(lambda: outbox.pending == 6)
+        assert wait_for(lambda: outbox.pending == 6, 15.0)
         assert wait_for(lambda: publisher.stats().connected)
         with Consumer(config, "mes", tmp_path / "mes.json") as consumer:
             assert numbers(take(consumer, 6)) == list(range(5, 11))

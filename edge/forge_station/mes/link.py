@@ -112,14 +112,7 @@ class Link:
         """
         properties = None
         if self._version == "5":
-            properties = _properties(PacketTypes.PUBLISH)
-            properties.ContentType = "application/json"
-            properties.PayloadFormatIndicator = 1
-            properties.UserProperty = list(message.properties)
-            if message.expiry_s is not None:
-                properties.MessageExpiryInterval = message.expiry_s
-            if message.correlation is not None:
-                properties.CorrelationData = message.correlation
+            properties = _PublishProperties(message)
         info = self._client.publish(
             message.topic, message.body, message.qos, message.retain, properties
         )
@@ -207,7 +200,7 @@ def connect(config: MqttConfig, will: Outgoing, emit: Emit) -> Link:
         emit(Down(reason.value if by_broker else None, text))
 
     def on_publish(_: mqtt.Client, __: Any, packet: int, reason: ReasonCode, ___: Any) -> None:
-        emit(Acknowledged(packet, reason.value, str(reason)))
+        emit(Acknowledged(packet, reason.value, str(reason) if reason.value else ""))
 
     def on_subscribe(
         _: mqtt.Client, __: Any, ___: int, reasons: list[ReasonCode], ____: Any
@@ -280,6 +273,48 @@ def connect(config: MqttConfig, will: Outgoing, emit: Emit) -> Link:
 def matches(topic_filter: str, topic: str) -> bool:
     """Whether a subscription to the filter receives the topic."""
     return mqtt.topic_matches_sub(topic_filter, topic)
+
+
+class _PublishProperties(Properties):
+    """The properties of one PUBLISH as bytes (MQTT 5, 2.2.2).
+
+    paho composes them by name, through lists of all properties: 0.1 ms of CPU a message.
+    """
+
+    def __init__(self, message: Outgoing) -> None:
+        content = [b"\x01\x01", b"\x03", _text("application/json")]
+        if message.expiry_s is not None:
+            content += [b"\x02", message.expiry_s.to_bytes(4, "big")]
+        if message.correlation is not None:
+            content += [b"\x09", len(message.correlation).to_bytes(2, "big"), message.correlation]
+        for name, value in message.properties:
+            content += [b"\x26", _text(name), _text(value)]
+        packed = b"".join(content)
+        # Past the checks of paho's __setattr__, which go by its own names.
+        self.__dict__["packetType"] = PacketTypes.PUBLISH
+        self.__dict__["packed"] = _variable_length(len(packed)) + packed
+
+    def pack(self) -> bytes:
+        """What paho puts on the wire."""
+        packed: bytes = self.__dict__["packed"]
+        return packed
+
+
+def _text(value: str) -> bytes:
+    encoded = value.encode()
+    if len(encoded) > 65_535:
+        raise ValueError(f"a property of {len(encoded)} bytes")
+    return len(encoded).to_bytes(2, "big") + encoded
+
+
+def _variable_length(value: int) -> bytes:
+    """MQTT 5, 1.5.5."""
+    found = bytearray()
+    while True:
+        value, digit = divmod(value, 128)
+        found.append(digit | (128 if value else 0))
+        if not value:
+            return bytes(found)
 
 
 def _properties(packet_type: int) -> Properties:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from forge_station.errors import OutboxError
 from forge_station.mes import outbox_file, outbox_rows, outbox_writer
@@ -53,6 +53,9 @@ class Outbox:
     file system. A damaged file is moved aside (see `quarantined`) and a new one begun, under a new
     `epoch`: numbers of the old one must not be taken for its own.
     """
+
+    writer_type: ClassVar[type[Writer]] = Writer
+    """A benchmark puts another in its place."""
 
     def __init__(
         self,
@@ -90,7 +93,7 @@ class Outbox:
             ballast = outbox_file.Ballast(self.path, ballast_bytes)
             ballast.make()
             limits = Limits(max_pages, min_free_bytes, keep_acked_s, policies)
-            self._writer = Writer(self._db, self.path, limits, ballast)
+            self._writer = self.writer_type(self._db, self.path, limits, ballast)
         except OutboxError:
             os.close(self._lock_fd)
             raise

@@ -89,6 +89,9 @@ class Limits:
 class Writer:
     """Owns the writing connection. `lock` guards everything that other threads read."""
 
+    flush_answers = False
+    """Whether a confirmation is worth a flush of the disk of its own."""
+
     def __init__(self, db: sqlite3.Connection, path: Path, limits: Limits, ballast: Ballast):
         self.lock = threading.Condition()
         self.broken: OutboxError | None = None
@@ -259,7 +262,9 @@ class Writer:
         db = self._db
         if jobs:
             self._keep_floor()
-        durable = bool(jobs) or any(state == "dead" for state, _ in marks.values())
+        durable = (
+            bool(jobs) or self.flush_answers or any(state == "dead" for state, _ in marks.values())
+        )
         db.execute("pragma synchronous=" + ("full" if durable else "normal"))
         db.execute("begin immediate")
         total = outbox_rows.apply_marks(db, marks)

@@ -5,15 +5,13 @@ It composes; `publisher` decides when and `payloads` knows the fields.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from forge_station.mes import payloads
 from forge_station.mes.link import Outgoing
 from forge_station.mes.outbox import Outbox, Row
-from forge_station.mes.stamp import stamped
+from forge_station.mes.stamp import stamped, utc_now
 from forge_station.mes.topics import STATUSES, STREAMS, TOPICS, MqttConfig, topic_of
 
 HEADER_BYTES = 400
@@ -22,11 +20,13 @@ HISTORICAL_S = 60.0
 """A row that is sent so long after it was made says so (`historical`)."""
 
 
-def row_message(config: MqttConfig, row: Row, epoch: str, *, again: bool = False) -> Outgoing:
+def row_message(
+    config: MqttConfig, row: Row, epoch: str, *, old_before: str, again: bool = False
+) -> Outgoing:
     """A stored row with its delivery fields, the same bytes on every repeat.
 
     User properties are the CloudEvents attributes, with `epoch` and `seq`, and `historical` when
-    the row is old news: sent again, or made a minute ago or longer. Raises ValueError for a body
+    the row is old news: sent again, or made before `old_before`. Raises ValueError for a body
     that is no JSON object.
     """
     body = stamped(
@@ -45,9 +45,14 @@ def row_message(config: MqttConfig, row: Row, epoch: str, *, again: bool = False
         ("epoch", epoch),
         ("seq", str(row.seq)),
     ]
-    if again or _age_s(row.created_utc) > HISTORICAL_S:
+    if again or row.created_utc < old_before:
         properties.append(("historical", "true"))
     return Outgoing(row.topic, body, properties=tuple(properties))
+
+
+def old_before() -> str:
+    """Rows made before it are old news."""
+    return utc_now(-HISTORICAL_S)
 
 
 def too_large(message: Outgoing, maximum_packet_bytes: int | None) -> bool:
@@ -123,7 +128,3 @@ def _attributes(config: MqttConfig, kind: str) -> tuple[tuple[str, str], ...]:
         ("source", config.root),
         ("dataschema", f"{schema}.json"),
     )
-
-
-def _age_s(created_utc: str) -> float:
-    return time.time() - datetime.fromisoformat(created_utc.replace("Z", "+00:00")).timestamp()

@@ -107,6 +107,7 @@ class Publisher:
         self._receipts = Receipts(outbox.epoch, config.receipts)
         self._released: dict[str, int] = {}
         self._again: deque[Row] = deque()
+        self._old_before = ""
         self._own: dict[str, Handler] = {
             topic_of(config, "receipt", "+"): self._receipt,
             topic_of(config, "conn"): self._own_conn,
@@ -452,6 +453,7 @@ class Publisher:
         now = time.monotonic()
         if now < self._settled_at:
             return
+        self._old_before = publication.old_before()
         while self._again and len(self._in_flight) < window:
             self._send_row(link, self._again.popleft(), again=True)
         while len(self._in_flight) < window and self._receipts.may_send(now):
@@ -463,7 +465,9 @@ class Publisher:
     def _send_row(self, link: Connection, row: Row, *, again: bool = False) -> None:
         sent = _Sent(row, None, time.monotonic(), again)
         try:
-            message = publication.row_message(self._config, row, self._outbox.epoch, again=again)
+            message = publication.row_message(
+                self._config, row, self._outbox.epoch, old_before=self._old_before, again=again
+            )
         except ValueError as error:
             self._bury(sent, FORMAT_INVALID, str(error))
             return

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 import uuid
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Literal
 
 from forge_station.mes import machine
@@ -27,9 +27,9 @@ def uuid7() -> str:
     return str(uuid.UUID(int=value))
 
 
-def utc_now() -> str:
-    """RFC 3339, UTC, with milliseconds."""
-    now = datetime.now(timezone.utc)
+def utc_now(later_s: float = 0.0) -> str:
+    """RFC 3339, UTC, with milliseconds; such texts sort by time."""
+    now = datetime.now(timezone.utc) + timedelta(seconds=later_s)
     return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
