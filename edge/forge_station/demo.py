@@ -15,6 +15,7 @@ from forge_station.config import StationConfig
 from forge_station.contract.verdict import Outcome, Verdict
 from forge_station.errors import ConfigError
 from forge_station.line import open_line
+from forge_station.monitor import Monitor
 from forge_station.station import Done, open_station
 from forge_station.timing import by_stage
 
@@ -26,7 +27,7 @@ def run(config: StationConfig, count: int, out: TextIO = sys.stdout, *, store: b
     if count < 1:
         raise ConfigError("demo: number of parts", expected="1 or more", got=count)
     line = open_line(config)
-    with open_station(config, line.scanner_of, store=store) as station:
+    with open_station(config, line.scanner_of, store=store) as station, Monitor(station) as monitor:
         inspector, publisher = station.inspector, station.publisher
         if config.broker == "embedded":
             mqtt = station.config.mqtt
@@ -38,6 +39,7 @@ def run(config: StationConfig, count: int, out: TextIO = sys.stdout, *, store: b
         first = 1 + station.outbox.last_number("verdict")
         for part in station.run(line.triggers(count, first)):
             done.append(part)
+            monitor.part(part)
             truth = line.trays.get(part.trigger.serial)
             print(line_of(part, truth.fault if truth else None), file=out, flush=True)
         if config.broker != "none" and not publisher.drain(_DRAIN_S):

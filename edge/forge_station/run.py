@@ -33,9 +33,10 @@ from forge_station.errors import ConfigError, OutboxError, StationError, Trigger
 from forge_station.journal import Journal
 from forge_station.line import open_line
 from forge_station.mes.alarms import Alarms
-from forge_station.mes.health import CAMERA_CODES
+from forge_station.mes.health import CAMERA_CODES, CameraFacts
 from forge_station.mes.outbox import OutboxFull
 from forge_station.mes.stamp import utc_now
+from forge_station.monitor import Monitor
 from forge_station.notify import Liveness, Watchdog, notify
 from forge_station.offline import EXIT_CODES
 from forge_station.station import Done, Station, open_station
@@ -163,6 +164,7 @@ class Runner:
         self._station: Station | None = None
         self._alarms: Alarms | None = None
         self._cameras: dict[str, Change] = {}
+        self._monitor: Monitor | None = None
 
     def open(self, stack: ExitStack) -> None:
         """Quick things first, the model last. Raises StationError."""
@@ -182,6 +184,9 @@ class Runner:
         stack.callback(self._end_alarms)
         for change in list(self._cameras.values()):
             self._alarm_camera(change)
+        self._monitor = stack.enter_context(
+            Monitor(self._station, alarms=self._alarms, gate=self.gate, camera=self._camera_facts)
+        )
         self._advisory = station.inspector.permit.objection is not None
         self._report_left()
         line.warm_up()
@@ -233,6 +238,8 @@ class Runner:
         assert self._station is not None
         self._advisory = self._station.inspector.permit.objection is not None
         self._print(line_of(done.verdict))
+        assert self._monitor is not None
+        self._monitor.part(done)
         warned = "; ".join(done.warnings)[:500]
         self._alarm(bool(warned), "EVIDENCE_NOT_STORED", warned)
         if not self._cameras:  # a camera that is watched tells of itself
@@ -300,6 +307,18 @@ class Runner:
             self._print(f"{utc_now()}  camera {change.camera} {lost}")
         self._cameras[change.camera] = change
         self._alarm_camera(change)
+
+    def _camera_facts(self) -> CameraFacts | None:
+        """All cameras together, for metrics and probes."""
+        changes = list(self._cameras.values())
+        if not changes:
+            return None
+        counted = [change.counters for change in changes]
+        return CameraFacts(
+            up=not any(change.lost for change in changes),
+            frames=sum(item.frames for item in counted),
+            drops=sum(item.dropped + item.incomplete for item in counted),
+        )
 
     def _alarm_camera(self, change: Change) -> None:
         if change.lost or change.state is State.STREAMING:

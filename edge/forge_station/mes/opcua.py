@@ -38,7 +38,7 @@ from forge_station.mes import opcua_model
 log = logging.getLogger(__name__)
 
 KEPT_RESULTS = 100
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 URI = "urn:forge-station:{station}"
 OK, FAILED = 0, 1
 """Output argument Error of the methods: 0 is OK."""
