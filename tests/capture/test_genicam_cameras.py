@@ -370,6 +370,16 @@ def test_pylon_hands_out_failed_buffers_as_incomplete(emulation: CameraSettings)
             nodes.get("NoSuchFeature")
 
 
+def test_pylon_gives_everything_back_when_closed(emulation: CameraSettings) -> None:
+    held = []
+    for _ in range(3):
+        with closing(open_camera(emulation)) as camera:
+            camera.arm("free", 1)
+            camera.grab(5)
+        held.append(len(os.listdir("/proc/self/fd")))
+    assert held[2] == held[1]
+
+
 def test_pylon_names_the_cameras_that_are_there(emulation: CameraSettings) -> None:
     for address in ("192.0.2.7", "4711"):
         with pytest.raises(CameraNotFoundError, match=rf"{address}.*0815-0000 \(Emulation\)"):

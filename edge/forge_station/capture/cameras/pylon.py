@@ -217,7 +217,7 @@ class PylonTransport:
         with suppress(genicam.GenericException):
             self._camera.Close()
         with suppress(genicam.GenericException):
-            self._camera.DetachDevice()
+            self._camera.DestroyDevice()  # Close alone keeps its file descriptors
         self._camera = None
 
 
