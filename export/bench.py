@@ -13,9 +13,9 @@ no peer gains by stopping early; no closer look, which no peer has):
     naive         the same ONNX graphs: picture and prompt once a question, one token a pass
     transformers  the checkpoint in float32, eager attention, `generate` with its cache
 
-Every round runs all of them in turn on every part; a ratio is the median of the quotients within a
-round and part, which a machine that others use as well disturbs least. Wall time counts; CPU time
-stands beside it.
+Every round runs all of them in turn on every part, twice, and times the second run; a ratio is the
+median of the quotients within a round and part, which a machine that others use as well disturbs
+least. Wall time counts; CPU time stands beside it.
 
 Against the limits of this machine, measured in the same run: reading speed of memory for decoding
 one token (all weights are read), and the speed of a float32 matrix product in ONNX Runtime for the
@@ -225,18 +225,22 @@ Times = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def race(works: Mapping[str, Mapping[str, Callable[[], object]]], rounds: int) -> dict[str, Times]:
-    """Part -> peer -> work; all in turn, so many times, after one round that is not timed."""
+    """Part -> peer -> work; all in turn, each twice, of which the second time counts.
+
+    The first one finds the caches as the peer before left them: with a smaller model that is half
+    of the time, and falls on whoever comes after the largest peer.
+    """
     times = {
         part: {peer: list[tuple[float, float]]() for peer in own} for part, own in works.items()
     }
-    for number in tqdm(range(rounds + 1), unit="round"):
+    for _ in tqdm(range(rounds), unit="round"):
         for part, peers in works.items():
             for peer, work in peers.items():
+                work()
                 start, spent = time.perf_counter(), time.process_time()
                 work()
                 took = (time.perf_counter() - start, time.process_time() - spent)
-                if number:
-                    times[part][peer].append((took[0] * 1000, took[1] * 1000))
+                times[part][peer].append((took[0] * 1000, took[1] * 1000))
     return dict(times)
 
 
