@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from forge_station.mes.outbox import FORMAT_INVALID, Outbox
+from forge_station.mes.publisher import Publisher
 from forge_station.mes.report import put_verdict, tell_last
 from forge_station.mes.topics import FlatTopic, MqttConfig
 from tests.mes.rig import verdict
@@ -104,6 +105,16 @@ def test_last_verdict_goes_to_the_flat_topics_of_the_site() -> None:
     assert board.topics["tulip/sim"] == b"true"
     tell_last(board, config, verdict().to_dict())
     assert json.loads(board.topics["mes/line/last"])["Why"] is None  # nothing old stays behind
+
+
+def test_last_verdict_that_breaks_its_schema_is_not_shown_and_stops_nothing(
+    tmp_path: Path,
+) -> None:
+    config = MqttConfig()
+    with Outbox(tmp_path / "o.db", ballast_bytes=0) as outbox:
+        publisher = Publisher(outbox, config)
+        tell_last(publisher, config, {**verdict().to_dict(), "serial": ""})
+        tell_last(publisher, config, verdict().to_dict())
 
 
 def test_grids_are_put_as_the_site_wants_them(outbox: Outbox) -> None:

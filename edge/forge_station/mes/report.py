@@ -57,13 +57,12 @@ def put_verdict(
 
 def tell_last(publisher: Retained, config: MqttConfig, verdict: Mapping[str, Any]) -> None:
     """The last verdict for those who want no history: status `last`, and the site's flat topics."""
-    publisher.set_status("last", payloads.last_body(verdict))
-    if not config.flat:
-        return
     try:
-        body = payloads.verdict_body(verdict, config.root)
-    except ValueError:
-        return  # told when it was put
+        publisher.set_status("last", payloads.last_body(verdict))
+        body = payloads.verdict_body(verdict, config.root) if config.flat else {}
+    except ValueError as error:  # the verdict itself was kept, and told of, when it was put
+        log.error("result %s is not shown as the last: %s", verdict["result_id"], error)
+        return
     for item in config.flat:
         topic, found = filled(item.topic, config), flat.values(body, item.fields)
         if item.format == "json":
