@@ -147,6 +147,20 @@ class Gates:
 
 
 @dataclass(frozen=True)
+class OutboxLimits:
+    """Room for results that are not delivered yet, and how long delivered ones are kept."""
+
+    max_mb: Annotated[int, Limit(1, 1_000_000)] = 1024
+    """Quota of the outbox file in MiB."""
+    min_free_mb: Annotated[int, Limit(0, 1_000_000)] = 512
+    """The file does not grow while its disk has less free (or less than a 16th of the disk)."""
+    keep_days: NotNegative = 7.0
+    """Delivered results can be sent again for so long, as far as the quota allows."""
+    when_full: Literal["refuse", "overwrite"] = "refuse"
+    """refuse: the line stops, nothing is lost. overwrite: the oldest undelivered result goes."""
+
+
+@dataclass(frozen=True)
 class StationConfig:
     """station.yaml. The station's id and its ISA-95 place are levels of `mqtt`."""
 
@@ -159,6 +173,8 @@ class StationConfig:
     """SQLite file of results not yet delivered; on a local disk."""
     evidence: Path
     """Folder for the picture and the verdict of each part."""
+    outbox_limits: OutboxLimits = OutboxLimits()
+    """Room for the outbox."""
     mqtt: MqttConfig = field(default_factory=MqttConfig)
     broker: Literal["external", "embedded", "none"] = "external"
     """embedded: the station starts a demo broker on 127.0.0.1. none: results stay in the outbox."""

@@ -24,7 +24,7 @@ from forge_station.contract.verdict import Outcome, Verdict
 from forge_station.errors import ConfigError, InputError, OutboxError, StationError
 from forge_station.geometry import quality
 from forge_station.journal import Journal
-from forge_station.mes import report
+from forge_station.mes import report, streams
 from forge_station.mes.credentials import Watch
 from forge_station.mes.outbox import Outbox, OutboxFull
 from forge_station.mes.publisher import Publisher
@@ -115,7 +115,16 @@ def open_station(
 
             broker = stack.enter_context(EmbeddedBroker(config.mqtt.host, config.mqtt.port))
             config = replace(config, mqtt=replace(config.mqtt, port=broker.port))
-        outbox = stack.enter_context(Outbox(config.outbox))
+        limits = config.outbox_limits
+        outbox = stack.enter_context(
+            Outbox(
+                config.outbox,
+                max_bytes=limits.max_mb << 20,
+                min_free_bytes=limits.min_free_mb << 20,
+                keep_acked_s=limits.keep_days * 86_400.0,
+                policies=streams.policies(limits.when_full),
+            )
+        )
         inspector = open_station_inspector(config)
         stack.callback(inspector.model.close)
         publisher = Publisher(outbox, config.mqtt, birth=birth_of(inspector))

@@ -28,6 +28,10 @@ class Connection(Protocol):
     def drop(self) -> None: ...
 
 
+STALL_KEEPALIVES = 1.8
+"""Nothing confirmed for so many keepalives: the connection is dead, whatever TCP says. Less than 2,
+within which an idle one is noticed, so that 2 is the limit for both."""
+
 Connect = Callable[[MqttConfig, Outgoing, Emit], Connection]
 Handler = Callable[[Inbound], None]
 
@@ -37,7 +41,7 @@ class Timing:
     """How patient the publisher is, in seconds."""
 
     stall_s: float | None = None
-    """Nothing confirmed for so long with messages on their way: reconnect. None: 2 keepalives."""
+    """Nothing confirmed for so long with messages on their way: reconnect. None: 1.8 keepalives."""
     settle_s: float = 2.0
     """Wait after a connect to a broker that lost its memory, so that consumers are back as well:
     not every broker says 0x10. Without it 376 of 3055 rows were lost in 8 restarts of iotcore."""

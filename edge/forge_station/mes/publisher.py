@@ -27,7 +27,7 @@ from typing import Any
 
 from forge_station.errors import LinkError, OutboxError
 from forge_station.mes import link as mqtt_link
-from forge_station.mes import payloads, publication
+from forge_station.mes import delivery, payloads, publication
 from forge_station.mes.backlog import Backlog
 from forge_station.mes.delivery import Connect, Connection, Handler, Stats, Timing
 from forge_station.mes.link import Acknowledged, Down, Event, Inbound, Outgoing
@@ -83,6 +83,7 @@ class Publisher:
         self._config = config
         self._birth: dict[str, Any] = {}
         self._timing = timing or Timing()
+        self._stall_s = self._timing.stall_s or delivery.STALL_KEEPALIVES * config.keepalive_s
         self._connect = connect
         self._mailbox = Mailbox()
         self._stop = threading.Event()
@@ -371,9 +372,8 @@ class Publisher:
             now = time.monotonic()
             if not link.alive:
                 return Down(None, "the network thread has ended")
-            stall_s = self._timing.stall_s or 2.0 * self._config.keepalive_s
-            if self._in_flight and now - self._progress_at > stall_s:
-                return Down(None, f"nothing was confirmed for {stall_s:g} s")
+            if self._in_flight and now - self._progress_at > self._stall_s:
+                return Down(None, f"nothing was confirmed for {self._stall_s:g} s")
         return None
 
     def _wait(self) -> list[Event]:
@@ -382,6 +382,8 @@ class Publisher:
         due_s = [1.0, self._backlog.wait_s(now) or 1.0]
         if not self._takeover.may_speak(now):
             due_s.append(CHECK_S)
+        if self._in_flight:
+            due_s.append(self._progress_at + self._stall_s - now)
         if self._settled_at > now:
             due_s.append(self._settled_at - now)
         return self._mailbox.take(self._generation, min(due_s))

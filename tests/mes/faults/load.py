@@ -46,14 +46,23 @@ def serve(
         Outbox(path, ballast_bytes=0) as outbox,
         Publisher(outbox, config, timing=TIMING) as publisher,
     ):
-        connected = False
+        told = threading.Lock()
+
+        def watch() -> None:
+            connected = False
+            while True:
+                if publisher.stats().connected != connected:
+                    connected, now = not connected, time.monotonic()
+                    with told:
+                        reports.send_bytes(f"{'up' if connected else 'down'} {now}".encode())
+                time.sleep(0.02)
+
+        threading.Thread(target=watch, daemon=True).start()
         while True:
             result_id = uuid7()
             put_verdict(outbox, config, {**sample, "result_id": result_id})
-            reports.send_bytes(result_id.encode())
-            if publisher.stats().connected != connected:
-                connected = not connected
-                reports.send_bytes(f"{'up' if connected else 'down'} {time.monotonic()}".encode())
+            with told:
+                reports.send_bytes(result_id.encode())
             time.sleep(1.0 / rate_hz)
 
 

@@ -18,7 +18,6 @@ from forge_station.mes import payloads
 from forge_station.mes.listen import Listener
 from forge_station.mes.outbox import Outbox, OutboxFull
 from forge_station.mes.publisher import Publisher
-from forge_station.mes.stamp import uuid7
 from forge_station.mes.topics import MqttConfig, topic_of
 from tests.mes.faults.load import TIMING, config_of, fork, rss_bytes
 from tests.mes.faults.table import Checks, Result, Row, Skip
@@ -32,21 +31,16 @@ def fill(path: Path, config: MqttConfig, rows: int) -> None:
     """An outbox with a backlog of a day, written at once; the alarm is the newest row."""
     with Outbox(path, ballast_bytes=0, max_bytes=4 << 30):
         pass
-    topic, now = topic_of(config, "verdict"), time.time()
+    topic, began = topic_of(config, "verdict"), int(time.time()) - 86_400
     db = sqlite3.connect(path)
     body = b'{"schema":"verdict/1.0","text":"%s"}' % (b"x" * 600)
-    step = 86_400 / rows
-
-    def values() -> Iterator[tuple[object, ...]]:
-        for number in range(1, rows + 1):
-            made = time.gmtime(now - 86_400 + step * number)
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", made)
-            yield (uuid7(), "verdict", number, topic, body, stamp, 0.0, "deadbeef")
-
-    db.executemany(
-        "insert into outbox(id, stream, stream_seq, topic, body, created_utc, created_mono,"
-        " boot_id) values (?, ?, ?, ?, ?, ?, ?, ?)",
-        values(),
+    db.execute(
+        "with recursive n(i) as (select 1 union all select i + 1 from n where i < :rows)"
+        " insert into outbox(id, stream, stream_seq, topic, body, created_utc, created_mono,"
+        " boot_id) select 'r-' || i, 'verdict', i, :topic, :body,"
+        " strftime('%Y-%m-%dT%H:%M:%fZ', :began + 86400.0 * i / :rows, 'unixepoch'), 0.0,"
+        " 'deadbeef' from n",
+        {"rows": rows, "topic": topic, "body": body, "began": began},
     )
     db.execute("insert or replace into streams values ('verdict', ?)", (rows,))
     db.commit()
@@ -88,7 +82,7 @@ def backlog(folder: Path, short: bool) -> Result:
                 if arrived is not None and not first:
                     first = arrived[0].rsplit("/", 1)[-1]
             drained, took, growth, left = reports.recv()
-            while listener.arrived(1.0) is not None:
+            while got < drained and listener.arrived(20.0) is not None:
                 got += 1
     checks.that(first == "alarm", f"the first message was of stream {first}")
     checks.that(growth < GROWTH_BYTES, f"memory grew by {growth >> 20} MiB")
