@@ -75,7 +75,10 @@ class Monitor:
         self._told: tuple[str, str | None] | None = None
 
     def __enter__(self) -> Monitor:
-        config = self._station.config
+        config, outbox = self._station.config, self._station.outbox
+        if outbox.quarantined is not None:
+            text = f"the damaged outbox is now {outbox.quarantined}; numbers begin anew"
+            self.alarms.event("OUTBOX_RENEWED", text, params={"epoch": outbox.epoch})
         with ExitStack() as stack:
             if config.monitor.port is not None:
                 self._open_endpoint(stack)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 import time
 import urllib.error
@@ -20,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forge_station.contract.error import ContractError
 from forge_station.errors import ConfigError
-from forge_station.mes.alarms import Alarms
+from forge_station.mes.alarms import CODES, Alarms
 from forge_station.mes.delivery import Stats
 from forge_station.mes.endpoint import Endpoint, Probes
 from forge_station.mes.health import CameraFacts, Health, Sources
@@ -162,3 +163,28 @@ def test_other_machines_may_read_only_when_written_out(host: str) -> None:
         MonitorConfig(port=9100, host=host)
     assert caught.value.faults[0].path == "host"
     assert MonitorConfig(port=9100, host=host, insecure=True).host == host
+
+
+def test_the_dashboard_asks_for_series_that_there_are(outbox: Outbox, repository: Path) -> None:
+    metrics = Metrics()
+    metrics.note(verdict(front=[(4, 5)]).to_dict())
+    metrics.triggers(0, {"BUSY": 1})
+    metrics.look(replace(Health(CONFIG, Sources(outbox)).look(), temperatures={"cpu": 40.0}), ())
+    there = {name.partition("{")[0] for name in values(metrics.text())}
+    text = (repository / "docs/grafana.json").read_text(encoding="utf-8")
+    asked = set(re.findall(r"forge_[a-z_]+", text))
+    assert len(asked) > 15 and asked <= there, asked - there
+    panels = json.loads(text)["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+def test_the_reference_names_every_alarm_with_its_severity(repository: Path) -> None:
+    text = (repository / "docs/MONITORING.md").read_text(encoding="utf-8")
+    told = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        codes = re.findall(r"`([A-Z][A-Z0-9_]+)`", cells[0])
+        if line.startswith("| `") and codes:
+            numbers = [int(item) for item in re.findall(r"\d+", cells[1])]
+            told.update(zip(codes, numbers, strict=False))
+    assert told == {code: known.severity for code, known in CODES.items()}

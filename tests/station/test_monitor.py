@@ -133,6 +133,12 @@ def test_health_and_alarms_without_any_section(bench: Bench) -> None:
     assert not [item for item in threading.enumerate() if item.name == "monitor"]
 
 
+def test_an_outbox_that_was_moved_aside_is_told_of(bench: Bench, tmp_path: Path) -> None:
+    bench.station.outbox.quarantined = tmp_path / "outbox.sqlite.damaged"
+    with Monitor(bench.station, period_s=0.02):
+        assert bench.alarms()[0] == ("OUTBOX_RENEWED", False)
+
+
 def test_a_lost_camera_is_an_alarm_until_a_part_is_captured(bench: Bench) -> None:
     with Monitor(bench.station, period_s=0.02) as monitor:
         bench.scanner.lost = True
