@@ -33,6 +33,7 @@ from forge_station.errors import (
     CameraTimeoutError,
     CaptureError,
     ContractError,
+    ProjectorLostError,
     ProjectorNotFoundError,
 )
 
@@ -88,9 +89,6 @@ class Rig:
                 self.pulse(shown)
 
     # -- the camera
-
-    def describe(self) -> CameraInfo | ProjectorInfo:
-        raise NotImplementedError
 
     def arm(
         self, trigger: TriggerMode, count: int | None = None, *, exposure_us: float | None = None
@@ -367,6 +365,34 @@ def test_a_dark_projector_and_a_wrong_exposure_are_named() -> None:
     with pytest.raises(CameraSettingsError, match=r"expected 200 us, got 900 us"):
         head_of(slow).scan(Trigger("1"))
     assert len(slow.bursts) == 1, "the same again would not help"
+
+
+def test_a_lost_projector_is_opened_anew() -> None:
+    rig, opened = Eye(), []
+
+    class Torn(Light):
+        def __init__(self, rig: Rig) -> None:
+            super().__init__(rig)
+            self.show = self.tear
+
+        def tear(self, index: int) -> None:
+            if index == 4:
+                raise ProjectorLostError("the window was closed")
+            self.rig.show(index)
+
+    def reopen() -> Light:
+        opened.append(Light(rig))
+        return opened[-1]
+
+    torn = Torn(rig)
+    head = Head(
+        "front", rig, torn, calibration(), EXPOSURES, reopen=reopen, now_ns=lambda: rig.now_ns
+    )
+    assert not wrongly_paired(head.scan(Trigger("1")), 1)
+    assert len(opened) == 1 and head.projector is opened[0] and rig.closed == 1
+    head = Head("front", rig, torn, calibration(), EXPOSURES, now_ns=lambda: rig.now_ns)
+    with pytest.raises(ProjectorLostError):
+        head.scan(Trigger("2"))
 
 
 def test_the_white_and_black_image_of_each_code() -> None:

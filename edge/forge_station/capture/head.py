@@ -30,6 +30,7 @@ from forge_station.errors import (
     CameraTimeoutError,
     CaptureError,
     FrameIncompleteError,
+    ProjectorLostError,
     ProjectorNotFoundError,
     ProjectorSettingsError,
 )
@@ -48,8 +49,8 @@ _CONTRAST = 2.0  # grey levels in the mean: less cannot be decoded anyway
 class Head:
     """One pose: a camera and a projector that are calibrated together.
 
-    camera: a supervised one, or a driver's (tests, tools). exposures_us: longest first. now_ns: the
-    clock of Frame.t_monotonic_ns.
+    camera: a supervised one, or a driver's (tests, tools). exposures_us: longest first. reopen:
+    opens the projector anew after it was lost. now_ns: the clock of Frame.t_monotonic_ns.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Head:
         *,
         frame_timeout_s: float = 1.0,
         recover_s: float = 3.0,
+        reopen: Callable[[], Projector] | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._now_ns = now_ns
@@ -69,7 +71,9 @@ class Head:
         self.calibration, self.exposures_us = calibration, tuple(exposures_us)
         self._frame_timeout_s, self._recover_s = frame_timeout_s, recover_s
         self._white, self._black = white_and_black(calibration.pattern)
-        projector.prepare(patterns.images(calibration.pattern, calibration.projector.image_size))
+        self._reopen = reopen
+        self._images = patterns.images(calibration.pattern, calibration.projector.image_size)
+        projector.prepare(self._images)
         self._stepping = projector.describe().stepping
 
     def scan(self, trigger: Trigger) -> PatternStack:
@@ -80,6 +84,10 @@ class Head:
             raise
         except CaptureError as error:
             log.warning("head %s, part %s, taken again: %s", self.name, trigger.serial, error)
+            if isinstance(error, ProjectorLostError) and self._reopen is not None:
+                self.projector.close()
+                self.projector = self._reopen()
+                self.projector.prepare(self._images)
         return self._take(trigger)
 
     def dark(self) -> None:
@@ -95,14 +103,15 @@ class Head:
     def _take(self, trigger: Trigger) -> PatternStack:
         if isinstance(self.camera, SupervisedCamera):
             self.camera.wait_open(self._recover_s, patient=True)
-        stacks, numbers = [], []
+        stacks, numbers, began_ns = [], [], 0
         for exposure_us in self.exposures_us:
             frames = self._burst(exposure_us)
             stack = assemble(frames, (1.0,), self.calibration, self.name)
             self._refuse_wrong_order(frames)
             stacks.append(stack)
             numbers.append(f"{frames[0].sequence}-{frames[-1].sequence}")
-        began = datetime.fromtimestamp(frames[0].t_utc_ns / 1e9, timezone.utc)
+            began_ns = began_ns or frames[0].t_utc_ns
+        began = datetime.fromtimestamp(began_ns / 1e9, timezone.utc)
         return replace(
             stacks[0],
             images=np.concatenate([stack.images for stack in stacks]),
@@ -350,6 +359,7 @@ def _open_head(item: HeadSettings, on_change: Callable[[Change], None] | None) -
             item.exposures_us,
             frame_timeout_s=item.frame_timeout_s,
             recover_s=item.recover_s,
+            reopen=lambda: open_projector(item.projector),
         )
     except BaseException:
         light.close()
