@@ -115,6 +115,13 @@ class Control:
             before = getattr(inspector.thresholds, name)
             released = Thresholds.read(inspector.model.manifest.thresholds)
             used = replace(inspector.thresholds, **{name: value})
+            if used.look_again < 1.0 and not inspector.model.manifest.training.get("closer_looks"):
+                raise ContractError(
+                    "this bundle's model was not trained on closer looks",
+                    which="look_again",
+                    expected="1 (never)",
+                    got=f"{used.look_again:g}",
+                )
             changed = (*config.changed_since_certificate, "recipe")
             permit = read_permit(
                 config.bundle,

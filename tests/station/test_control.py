@@ -102,6 +102,14 @@ def test_threshold_outside_what_the_file_opens_is_refused(
     assert station.inspector is before
 
 
+def test_second_look_is_not_opened_for_a_model_that_has_not_learnt_it(bench: Bench) -> None:
+    station = make(bench, commands=CommandConfig(thresholds={"look_again": (0.0, 1.0)}))
+    with pytest.raises(ContractError, match="not trained on closer looks"):
+        Control(station).handlers()["setThreshold"]({"name": "look_again", "value": 0.5})
+    assert station.inspector.thresholds.look_again == 1.0
+    assert not station.in_work.locked()
+
+
 def test_threshold_is_changed_and_the_certificate_held_against_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
