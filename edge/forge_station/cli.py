@@ -23,7 +23,7 @@ from forge_station.capture import patterns
 from forge_station.config import load_station
 from forge_station.doctor import command as doctor
 from forge_station.errors import StationError
-from forge_station.mes import acl, command_client, interface, link_bench, listen
+from forge_station.mes import acl, command_client, consumer, interface, link_bench, listen
 
 USAGE_ERROR = 64
 _PIPE_CLOSED = 141  # as a shell reports SIGPIPE; 0 would say that a part passed
@@ -113,6 +113,18 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--count", type=int, metavar="N", help="stop after N verdicts")
     command.add_argument(
         "--idle", type=float, metavar="SECONDS", help="stop when nothing came for so long"
+    )
+    command.add_argument(
+        "--receipts",
+        metavar="NAME",
+        help="be a consumer of record of this name: send receipts, so that the station sends again "
+        "what is missing; every event once, across restarts (docs/DELIVERY.md)",
+    )
+    command.add_argument(
+        "--watermark",
+        type=Path,
+        metavar="FILE",
+        help="with --receipts: where it keeps how far it is (default NAME.watermark.json)",
     )
     command.set_defaults(run=_listen)
 
@@ -206,6 +218,12 @@ def _bench(args: argparse.Namespace) -> int:
 
 def _listen(args: argparse.Namespace) -> int:
     config = load_station(args.station)
+    if args.receipts is not None:
+        file = args.watermark or Path(f"{args.receipts}.watermark.json")
+        return consumer.run(
+            config.mqtt, args.receipts, file, sys.stdout,
+            as_json=args.json, count=args.count, idle_s=args.idle,
+        )  # fmt: skip
     listen.run(config.mqtt, sys.stdout, as_json=args.json, count=args.count, idle_s=args.idle)
     return 0
 

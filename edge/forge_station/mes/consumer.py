@@ -18,17 +18,19 @@ import fcntl
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
+from forge_station.contract.error import ContractError
 from forge_station.errors import LinkError
 from forge_station.mes import payloads, schema, state_file
-from forge_station.mes.listen import Listener
+from forge_station.mes.listen import Listener, Received, line_of
 from forge_station.mes.stamp import utc_now
 from forge_station.mes.topics import MqttConfig, topic_of
 from forge_station.mes.watermark import Watermark
@@ -312,4 +314,51 @@ class Consumer:
         return handle
 
 
-__all__ = ["Consumer", "Delivery", "Figures"]
+def run(
+    config: MqttConfig,
+    name: str,
+    watermark: Path,
+    out: TextIO,
+    *,
+    as_json: bool = False,
+    count: int | None = None,
+    idle_s: float | None = None,
+) -> int:
+    """`forge-station listen --receipts NAME`: print every event once; exit code 0.
+
+    Ends after `count` verdicts, or when nothing came for `idle_s`; then says on stderr how it went.
+    """
+    verdicts = 0
+    with Consumer(config, name, watermark) as consumer:
+        while count is None or verdicts < count:
+            delivery = consumer.next(idle_s if idle_s is not None else 3600.0)
+            if delivery is None:
+                if idle_s is not None:
+                    break
+                continue
+            text = delivery.body.decode(errors="replace")
+            print(text if as_json else _line(delivery), file=out, flush=True)
+            verdicts += delivery.stream == "verdict"
+        consumer.next(0.01)  # the last one is printed
+        figures = consumer.figures()
+    print(
+        f"{figures.delivered} events, {figures.repeats} repeats dropped, {figures.missing} missing,"
+        f" {figures.gone} not held by the station any more; {watermark}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _line(delivery: Delivery) -> str:
+    late = "late " if delivery.late else ""
+    place = f"{late}{delivery.stream} {delivery.number}"
+    try:
+        schema.require(delivery.message)
+    except ContractError as error:
+        return f"{place}  breaks its schema: {error}"
+    message = delivery.message
+    received = Received(delivery.topic, delivery.body, False, message, delivery.stream)
+    return f"{place}  {line_of(received)}"
+
+
+__all__ = ["Consumer", "Delivery", "Figures", "run"]

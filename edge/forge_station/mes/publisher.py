@@ -26,8 +26,8 @@ from types import TracebackType
 from typing import Any
 
 from forge_station.errors import LinkError, OutboxError
-from forge_station.mes import link as mqtt_link
 from forge_station.mes import delivery, payloads, publication
+from forge_station.mes import link as mqtt_link
 from forge_station.mes.backlog import Backlog
 from forge_station.mes.delivery import Connect, Connection, Handler, Stats, Timing
 from forge_station.mes.link import Acknowledged, Down, Event, Inbound, Outgoing
