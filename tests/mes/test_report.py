@@ -58,6 +58,7 @@ def test_verdict_that_breaks_its_schema_is_kept_never_sent_and_raises_an_alarm(
     assert json.loads(letter.body)["verdict"]["product"] == "clamp-bolts"
     (alarm,) = outbox.fetch("alarm", 0, 9)
     assert json.loads(alarm.body)["code"] == "DEAD_LETTER"
+    assert json.loads(alarm.body)["active"] is False, "an event, told and over"
     assert named in json.loads(alarm.body)["text"]
     put_verdict(outbox, CONFIG, verdict(result_id="r-0002").to_dict())
     (good,) = outbox.fetch("verdict", 0, 9)

@@ -97,6 +97,7 @@ def dead_letter_alarm(config: MqttConfig, row: Row, reason: int, text: str) -> p
         f"the broker refused a message of stream {row.stream}: {text}",
         config.root,
         severity=800,
+        active=False,  # an event: nobody clears it
         params={"id": row.id, "seq": row.seq, "reason": reason},
     )
 

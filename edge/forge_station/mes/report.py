@@ -87,6 +87,7 @@ def _put_unsendable(
         f"a result breaks the schema of its message and is not sent: {fault}",
         config.root,
         severity=800,
+        active=False,  # an event: nobody clears it
         params={"id": result_id, "seq": seq, "reason": FORMAT_INVALID},
     )
     outbox.put(alarm.stream, topic_of(config, "alarm"), alarm.body, alarm.id)
