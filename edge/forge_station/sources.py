@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_station.capture import calibration_io, replay
+from forge_station.capture import calibration_io, foreign, replay
 from forge_station.capture.base import Cloud, PatternStack
 from forge_station.capture.calibration import Calibration
 from forge_station.contract.views import VIEWS
@@ -202,7 +202,14 @@ def read_stacks(item: Item, options: Options) -> Stacks:
         recording = replay.read(folder)
         return Stacks(recording.stacks, recording.calibrations, f"{folder}: recorded scan")
     calibration = _calibration(options)
-    images = sorted(path for path in folder.iterdir() if _is_image(path))
+    if calibration.pattern.kind == "gray_pairs":
+        found = foreign.read_folder(folder, calibration, item.name)
+        source = (
+            f"{folder}: {found.stack.meta['found']}, calibration {calibration.name}, "
+            f"code step {calibration.pattern.code_step}"
+        )
+        return Stacks((found.stack,), {found.calibration.digest: found.calibration}, source)
+    images = foreign.natural_order([path for path in folder.iterdir() if _is_image(path)])
     stack = replay.read_images(images, calibration, name=item.name)
     source = (
         f"{folder}: {len(images)} pattern images, calibration {calibration.name}, "
