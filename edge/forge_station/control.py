@@ -33,14 +33,13 @@ Args = Mapping[str, Any]
 class Control:
     """The handlers of one station. What it is not given, it does not offer.
 
-    `capture` puts a part to be inspected, `serial` gives the number of one that has none.
-    `stopped(why)` is told of stop (a reason) and start (None).
+    `capture` puts a part to be inspected, and returns it with its serial. `stopped(why)` is told of
+    stop (a reason) and start (None).
     """
 
     station: Station
     alarms: Alarms | None = None
-    capture: Callable[[Trigger], None] | None = None
-    serial: Callable[[], str] | None = None
+    capture: Callable[[Trigger], Trigger] | None = None
     stopped: Callable[[str | None], None] | None = None
 
     def handlers(self) -> dict[str, Handler]:
@@ -57,7 +56,7 @@ class Control:
             found["setThreshold"] = self._set_threshold
         if self.alarms is not None:
             found["ackAlarm"] = self._acknowledge
-        if self.capture is not None and self.serial is not None:
+        if self.capture is not None:
             found["capture"] = self._capture
         return found
 
@@ -144,7 +143,7 @@ class Control:
             )
 
     def _capture(self, args: Args) -> Args:
-        if self.capture is None or self.serial is None:
+        if self.capture is None:
             raise StationError("this station has no place for parts by command")
         product = args.get("productId") or self.station.selected
         if not product:
@@ -153,9 +152,8 @@ class Control:
                 raise ContractError("which product?", expected=f"productId: {', '.join(known)}")
             product = known[0]
         part_number = self.station.config.line.product(product).part_number
-        serial = args.get("partId") or self.serial()
-        self.capture(Trigger(serial, part_number))
-        return {"partId": serial, "productId": part_number}
+        part = self.capture(Trigger(args.get("partId", ""), part_number))
+        return {"partId": part.serial, "productId": part_number}
 
     @contextmanager
     def _between_parts(self) -> Iterator[None]:

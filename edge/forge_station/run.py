@@ -150,11 +150,11 @@ class Runner:
 
     def __init__(self, config: StationConfig, out: TextIO) -> None:
         self.config, self._out = config, out
-        self.gate = Gate(config.trigger.queue, on_refused=self._refused)
+        self._serials = Serials(config.station)
+        self.gate = Gate(config.trigger.queue, self._refused, self._serials.next)
         self.commands = QueueTrigger(self.gate)
         """Where the handler of the command `capture` puts its parts."""
         self._liveness = Liveness(config.runtime.part_limit_s)
-        self._serials = Serials(config.station)
         self._journal = Journal(config.outbox.with_name(f"{config.outbox.name}.part.json"))
         self._signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -190,9 +190,7 @@ class Runner:
         self._advisory = station.inspector.permit.objection is not None
         self._report_left()
         line.warm_up()
-        control = Control(
-            self._station, self._alarms, self.commands.put, self._serials.next, self._stopped
-        )
+        control = Control(self._station, self._alarms, self.commands.put, self._stopped)
         stack.enter_context(served(control))
         stack.enter_context(_Signals(self._signals))
         stopper = threading.Thread(target=self._stop_when_told, name="stopper", daemon=True)
@@ -393,11 +391,11 @@ class Runner:
         settings = self.config.trigger
         number = settings.part_number or self._only_product()
         if isinstance(settings, SoftwareSource):
-            return SocketTrigger(self.gate, self._serials, number, _socket(self.config))
+            return SocketTrigger(self.gate, number, _socket(self.config))
         if isinstance(settings, StdinSource):
-            return StdinTrigger(self.gate, self._serials, number)
+            return StdinTrigger(self.gate, number)
         if isinstance(settings, TimerSource):
-            return TimerTrigger(self.gate, self._serials, number, settings.period_s)
+            return TimerTrigger(self.gate, number, settings.period_s)
         if isinstance(settings, CameraSource):
             if camera is None:
                 raise TriggerError(
@@ -405,7 +403,7 @@ class Runner:
                     which=self.config.scanner.driver,
                     expected="trigger.source other than camera",
                 )
-            return CameraTrigger(self.gate, self._serials, number, camera)
+            return CameraTrigger(self.gate, number, camera)
         if isinstance(settings, PlcSource):
             from forge_station.triggers.handshake import Facts, Handshake
             from forge_station.triggers.plc import PlcTrigger

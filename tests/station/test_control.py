@@ -165,14 +165,17 @@ def test_part_that_does_not_end_lets_the_command_fail(
 
 def test_capture_puts_a_part_of_the_right_product(bench: Bench) -> None:
     put: list[Trigger] = []
-    does = Control(
-        make(bench, line=TWO), capture=put.append, serial=lambda: "s1-000007"
-    ).handlers()["capture"]
+
+    def capture(part: Trigger) -> Trigger:
+        put.append(part)
+        return replace(part, serial=part.serial or "s1-000007")
+
+    does = Control(make(bench, line=TWO), capture=capture).handlers()["capture"]
     with pytest.raises(ContractError, match="NUT, OTHER"):
         does({})
     assert does({"productId": "NUT"}) == {"partId": "s1-000007", "productId": "NUT"}
     does({"productId": "OTHER", "partId": "x"})
-    assert put == [Trigger("s1-000007", "NUT"), Trigger("x", "OTHER")]
+    assert put == [Trigger("", "NUT"), Trigger("x", "OTHER")]
 
 
 def test_alarm_is_acknowledged_once(bench: Bench) -> None:

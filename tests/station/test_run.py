@@ -175,6 +175,21 @@ def test_parts_come_in_and_verdicts_go_out_one_line_each(rig):
     ]
 
 
+def test_numbers_go_on_after_a_restart_whatever_was_refused(rig):
+    rig.scanner = Slow(["fine"] * 9)
+    for expected in ("s1-000001", "s1-000002"):
+        rig.scanner.entered.clear()
+        rig.scanner.go.clear()
+        with rig.running() as runner:
+            answer = ask(runner, "")
+            assert rig.scanner.entered.wait(60)
+            for _ in range(3):
+                with pytest.raises(TriggerRefusedError):
+                    ask(runner, "")
+            rig.scanner.go.set()
+            assert answer.get(timeout=60).serial == expected
+
+
 def test_a_lost_scanner_is_an_error_and_an_alarm_and_the_line_goes_on(rig):
     rig.scanner = Script(["fine", CameraLostError("unplugged"), CameraLostError("gone"), "fine"])
     with rig.running() as runner:

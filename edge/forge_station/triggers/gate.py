@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import ClassVar
 
@@ -70,13 +70,18 @@ class _Part:
 class Gate:
     """Made shut; `open` when the station is ready. Any thread may call any method.
 
-    `queue`: parts that may wait beside the one in work. `on_refused` is told of every refusal, in
+    `queue`: parts that may wait beside the one in work. `number` gives the serial of a part that
+    comes without one; a refused part takes no number. `on_refused` is told of every refusal, in
     the thread of its source; it must not block.
     """
 
     def __init__(
-        self, queue: int = 0, on_refused: Callable[[Trigger, Refusal, str], None] | None = None
+        self,
+        queue: int = 0,
+        on_refused: Callable[[Trigger, Refusal, str], None] | None = None,
+        number: Callable[[], str] = str,
     ) -> None:
+        self._number = number
         self._places = 1 + queue
         self._on_refused = on_refused
         self._changed = threading.Condition()
@@ -113,15 +118,17 @@ class Gate:
                 return Refusal.BUSY, f"part {part.trigger.serial} is in work"
         return None
 
-    def offer(self, trigger: Trigger, answer: Answer | None = None) -> None:
-        """Hand in a part. Raises TriggerRefusedError, and then `answer` is never called."""
+    def offer(self, trigger: Trigger, answer: Answer | None = None) -> Trigger:
+        """Hand in a part; the trigger with its serial. Raises TriggerRefusedError, and then
+        `answer` is never called."""
         with self._changed:
             found = self.objection()
             if found is None:
                 self._accepted += 1
+                trigger = replace(trigger, serial=trigger.serial or self._number())
                 self._waiting.append(_Part(trigger, answer))
                 self._changed.notify_all()
-                return
+                return trigger
         self.refuse(trigger, *found)
         raise TriggerRefusedError(*found, trigger.serial)
 

@@ -23,7 +23,7 @@ from forge_station.capture.base import Trigger
 from forge_station.contract.verdict import Verdict
 from forge_station.errors import TriggerError
 from forge_station.triggers.gate import Gate, TriggerRefusedError
-from forge_station.triggers.sources import Serials, Thread
+from forge_station.triggers.sources import Thread
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +34,13 @@ PATIENCE_S = 5.0
 
 
 class SocketTrigger(Thread):
-    """Listens on a Unix socket. A part without a serial gets a number, one without part number
-    `part_number`."""
+    """Listens on a Unix socket. `part_number` is for triggers that name none."""
 
     name = "trigger socket"
 
-    def __init__(self, gate: Gate, serials: Serials, part_number: str, path: Path) -> None:
+    def __init__(self, gate: Gate, part_number: str, path: Path) -> None:
         super().__init__(gate)
-        self._serials, self._part_number, self._path = serials, part_number, path
+        self._part_number, self._path = part_number, path
         self._listener: socket.socket | None = None
         self._clients = threading.BoundedSemaphore(MOST_CLIENTS)
 
@@ -85,8 +84,7 @@ class SocketTrigger(Thread):
             with client, contextlib.suppress(OSError):  # a client that went away: nobody waits
                 client.settimeout(PATIENCE_S)
                 try:
-                    trigger = self._read(client)
-                    self._gate.offer(trigger, answer)
+                    trigger = self._gate.offer(self._read(client), answer)
                 except TriggerRefusedError as error:
                     _say(client, {"refused": error.refusal.name, "text": str(error)})
                     return
@@ -109,7 +107,7 @@ class SocketTrigger(Thread):
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("serial and part_number are texts")
         serial, number = texts
-        return Trigger(serial or self._serials.next(), number or self._part_number, time.time_ns())
+        return Trigger(serial, number or self._part_number, time.time_ns())
 
 
 class StdinTrigger(Thread):
@@ -118,11 +116,9 @@ class StdinTrigger(Thread):
 
     name = "stdin"
 
-    def __init__(
-        self, gate: Gate, serials: Serials, part_number: str, lines: TextIO | None = None
-    ) -> None:
+    def __init__(self, gate: Gate, part_number: str, lines: TextIO | None = None) -> None:
         super().__init__(gate)
-        self._serials, self._part_number = serials, part_number
+        self._part_number = part_number
         self._lines = lines or sys.stdin
 
     def close(self) -> None:
@@ -136,7 +132,7 @@ class StdinTrigger(Thread):
             self._stop.set()
             return
         serial, _, number = line.strip().partition(" ")
-        serial, number = serial or self._serials.next(), number.strip() or self._part_number
+        number = number.strip() or self._part_number
         while not self._stop.is_set():
             if self._gate.objection() is None:
                 with contextlib.suppress(TriggerRefusedError):  # another source was quicker

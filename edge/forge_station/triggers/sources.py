@@ -23,7 +23,11 @@ PULSE_WAIT_S = 0.5
 
 
 class Serials:
-    """`<station>-000001`, ...: numbers for parts that come without a serial."""
+    """`<station>-000001`, ...: serials for parts that come without one (`Gate.number`).
+
+    Every accepted part ends in a verdict, so a start that counts on from the number of verdicts
+    gives none twice.
+    """
 
     def __init__(self, station: str, first: int = 1) -> None:
         self._station, self._next = station, first
@@ -57,12 +61,13 @@ class QueueTrigger:
 
     def close(self) -> None: ...
 
-    def put(self, trigger: Trigger, answer: Answer | None = None) -> None:
-        """Offer a part; returns at once. Raises TriggerRefusedError when it is not taken.
+    def put(self, trigger: Trigger, answer: Answer | None = None) -> Trigger:
+        """Offer a part; returns at once the trigger with its serial.
 
-        `answer` gets the verdict later, in the thread of the loop: it must not block.
+        Raises TriggerRefusedError when it is not taken. `answer` gets the verdict later, in the
+        thread of the loop: it must not block.
         """
-        self._gate.offer(trigger, answer)
+        return self._gate.offer(trigger, answer)
 
 
 class Thread:
@@ -124,7 +129,6 @@ class TimerTrigger(Thread):
     def __init__(
         self,
         gate: Gate,
-        serials: Serials,
         part_number: str,
         period_s: float,
         *,
@@ -132,7 +136,7 @@ class TimerTrigger(Thread):
         wait: Callable[[float], bool] | None = None,
     ) -> None:
         super().__init__(gate)
-        self._serials, self._part_number = serials, part_number
+        self._part_number = part_number
         self._period_s, self._clock = period_s, clock
         self._wait = wait or self._stop.wait
         self._due = clock() + period_s
@@ -140,7 +144,7 @@ class TimerTrigger(Thread):
     def step(self) -> None:
         if self._wait(max(0.0, self._due - self._clock())):
             return
-        self.offer(Trigger(self._serials.next(), self._part_number, time.time_ns()))
+        self.offer(Trigger("", self._part_number, time.time_ns()))
         self._due += self._period_s
         if self._due < self._clock():
             self._due = self._clock() + self._period_s
@@ -156,9 +160,9 @@ class CameraTrigger(Thread):
 
     name = "camera line"
 
-    def __init__(self, gate: Gate, serials: Serials, part_number: str, camera: Camera) -> None:
+    def __init__(self, gate: Gate, part_number: str, camera: Camera) -> None:
         super().__init__(gate)
-        self._serials, self._part_number, self._camera = serials, part_number, camera
+        self._part_number, self._camera = part_number, camera
 
     def step(self) -> None:
         try:
@@ -170,7 +174,7 @@ class CameraTrigger(Thread):
         if at_ns is None:
             return
         done = threading.Event()
-        trigger = Trigger(self._serials.next(), self._part_number, at_ns)
+        trigger = Trigger("", self._part_number, at_ns)
         try:
             self._gate.offer(trigger, lambda verdict: done.set())
         except TriggerRefusedError:
