@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forge_station.capture import calibration_io, foreign, replay, structured_light
+from forge_station.capture import calibrate, calibration_io, foreign, replay, structured_light
 from forge_station.capture.base import Scan
 from forge_station.capture.board import Board
 from forge_station.capture.health import plane_residual
