@@ -179,11 +179,8 @@ def sort_parts(
     else:
         left = list(parts)
         for component in components:
-            count = _PLANES if left and left[0].pixel_format.startswith("Coord3D_A") else 1
-            if left and left[0].pixel_format.startswith("Coord3D_ABC"):
-                count = 1
-            if component.name in _MAPS:
-                count = 1
+            apart = bool(left) and left[0].pixel_format in ("Coord3D_A16", "Coord3D_A32f")
+            count = _PLANES if component.name == "Range" and apart else 1
             found[component.name], left = tuple(left[:count]), left[count:]
         if left:
             found = {}
