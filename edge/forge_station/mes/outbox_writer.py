@@ -254,6 +254,7 @@ class Writer:
                 self._roll_back()
                 failure = outbox_file.translated(error, self._path)
                 failure.__cause__ = error
+                self.used_pages = outbox_file.pages(self._db)[1]
             if not isinstance(failure, OutboxFull) or not self._make_room(bool(marks or releases)):
                 break
         raise failure
@@ -353,7 +354,7 @@ class Writer:
         self._db.execute(f"pragma max_page_count={limit}").fetchone()
 
     def _make_room(self, for_answers: bool) -> bool:
-        """Delete up to 512 rows that may go; True when room was made.
+        """Delete up to 512 delivered rows, or else a few that may go; True when room was made.
 
         On a disk filled by others even a deletion finds no room in the log: then the ballast is
         given up, and the log written back and truncated. It is not given up to puts: they would
@@ -362,25 +363,27 @@ class Writer:
         freed = False
         for _ in range(MAKE_ROOM_ROUNDS):
             try:
-                changed = self._delete_least()
+                deleted = self._changed(outbox_rows.delete_acked)
+                if not deleted and not freed:
+                    return self._give_up_some() or self._give_up_ballast(for_answers)
             except sqlite3.Error:
                 self._roll_back()
-                if not self._ballast.release():
+                if not self._give_up_ballast(True):
                     break
-                self._checkpoint()
                 continue
-            freed = freed or changed
-            if not changed:
+            freed = freed or deleted
+            if not deleted:
                 break
-        if not freed and for_answers and self._ballast.release():
-            self._checkpoint()
-            return True
         return freed
 
-    def _delete_least(self) -> bool:
-        """Delete some of the rows that may go first; False when none may."""
-        if self._changed(outbox_rows.delete_acked):
-            return True
+    def _give_up_ballast(self, wanted: bool) -> bool:
+        if not wanted or not self._ballast.release():
+            return False
+        self._checkpoint()
+        return True
+
+    def _give_up_some(self) -> bool:
+        """Delete some undelivered rows of the first stream that may lose them, if there is one."""
         for stream in self._expendable():
             if self._changed(outbox_rows.delete_pending, stream):
                 log.error(
