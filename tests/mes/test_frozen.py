@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from forge_station.mes import command, schema
+from forge_station.mes.listen import Received, line_of
 from forge_station.mes.topics import TOPICS
 from tests.mes import golden, signing_rig
 from tests.mes.test_schema import reference_accepts
@@ -37,6 +38,16 @@ def test_this_code_writes_the_frozen_message(name: str) -> None:
 def test_frozen_command_is_rightly_signed() -> None:
     body = json.dumps(EXAMPLES["command"]).encode()
     assert command.read(body, signing_rig.settings().keys).args["value"] == 0.45
+
+
+def test_everything_that_a_station_says_is_one_line_for_a_person() -> None:
+    for name in [item.name for item in TOPICS.values() if not item.inbound]:
+        message = EXAMPLES[name]
+        body = json.dumps(message).encode()
+        text = line_of(Received(f"x/{name}", body, False, message, name))
+        assert len(text.splitlines()) == 1, name
+    audit = line_of(Received("x/audit", b"", False, EXAMPLES["audit"], "audit"))
+    assert audit == "10:38:37.912 AUDIT   setThreshold SUCCEEDED for mes-1: setThreshold: done"
 
 
 def broken(old: Any, new: Any, path: str) -> Iterator[str]:

@@ -223,6 +223,10 @@ def line_of(received: Received) -> str:
     elif received.kind == "alarm":
         state = "" if message["active"] else " (gone)"
         lines.append(f"{time_of_day} ALARM   {message['code']}{state}  {message['text']}")
+    elif received.kind == "audit":
+        who = message.get("keyName", "nobody known")
+        told = f"{message['action']} {message['outcome']} for {who}"
+        lines.append(f"{time_of_day} AUDIT   {told}: {message['detail']}")
     else:
         rest = {
             key: value
