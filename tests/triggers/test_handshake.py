@@ -364,6 +364,7 @@ def test_a_restart_in_every_state_of_the_handshake(rig, who, phase):
     assert rig.plc.mismatches == 0
 
 
+@pytest.mark.slow
 def test_ten_thousand_cycles_with_overruns_cuts_restarts_and_torn_writes():
     """No part without a decision, none with that of another, every taken trigger one verdict."""
     rng = random.Random(5)
