@@ -132,9 +132,14 @@ def test_python_consumer_stores_each_verdict_once(
     assert out.splitlines() == ["PASS    part 000123  #4"]
 
 
+ARGS = {"name": "d\u00e9fect \u20ac", "value": 0.45000000000000001}
+"""Not ASCII, and a number that every language must write the same way before it signs."""
+
+
 @needs_mosquitto
-def test_python_command_is_answered(
-    station: tuple[MqttConfig, Outbox, Publisher], tmp_path: Path
+@pytest.mark.parametrize("language", ["python", "node"])
+def test_command_signed_without_anything_of_ours_is_carried_out(
+    station: tuple[MqttConfig, Outbox, Publisher], tmp_path: Path, language: str
 ) -> None:
     pytest.importorskip("rfc8785", reason="commands need the extra commands")
     config, outbox, publisher = station
@@ -142,19 +147,30 @@ def test_python_command_is_answered(
     key.write_bytes(
         signing_rig.KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     )
+    if language == "node":
+        program: list[object] = [node_rig.require_packages(), node_rig.FOLDER / "command.mjs"]
+        broker = ["--url", f"mqtt://127.0.0.1:{config.port}"]
+    else:
+        program = [sys.executable, EXAMPLES / "python" / "send_command.py"]
+        broker = ["--port", str(config.port)]
+    asked = ["setThreshold", "--args", json.dumps(ARGS), "--key", key, *broker]
+    done: list[Any] = []
+
+    def handler(args: Any) -> Any:
+        done.append(args)
+        return {"value": args["value"]}
+
     settings = signing_rig.settings()
-    handlers: dict[str, Callable[..., Any]] = {"ping": lambda _: {"pending": 0}}
-    program = EXAMPLES / "python" / "send_command.py"
+    handlers: dict[str, Callable[..., Any]] = {"setThreshold": handler}
     with (
         CommandStore(tmp_path / "c.db") as store,
         CommandServer(config, settings, handlers, publisher, outbox, store),
-        started(
-            sys.executable, program, config.root, "ping", "--key", key, "--port", config.port
-        ) as process,
+        started(*program, config.root, *asked) as process,
     ):
         out, complaints = process.communicate(timeout=40)
-    assert process.returncode == 0, complaints
-    assert json.loads(out)["result"] == {"pending": 0}
+    assert process.returncode == 0, complaints + out
+    assert json.loads(out)["result"] == {"value": 0.45}
+    assert done == [ARGS]
 
 
 FLOW: list[dict[str, Any]] = json.loads((EXAMPLES / "node-red" / "flow.json").read_text())
