@@ -233,13 +233,8 @@ class Handshake:
     @property
     def _presentable(self) -> bool:
         """Whether the PLC may see the result: it lives, runs, and still asks for this very part."""
-        return (
-            self._alive
-            and self._wanted
-            and self._part is not None
-            and self._request.command == Command.ENABLE | Command.TRIGGER
-            and self._request.part == self._part.part
-        )
+        asks = self._request.command == Command.ENABLE | Command.TRIGGER
+        return self._alive and self._wanted and asks
 
     def _hindrance(self, facts: Facts) -> Refusal:
         """Why the station is not READY; NONE: it is."""
