@@ -21,8 +21,12 @@ from forge_station.errors import ConfigError
 from forge_station.mes import interface, schema
 from forge_station.mes.command import ROLES
 from forge_station.mes.interface_page import page
+from forge_station.mes.outbox import Outbox
+from forge_station.mes.publisher import Publisher
+from forge_station.mes.report import put_verdict
 from forge_station.mes.topics import TOPICS, FlatTopic, MqttConfig
 from tests.mes import golden, node_rig
+from tests.mes.rig import ScriptedBroker, verdict
 
 CONFIG = MqttConfig(
     enterprise="acme",
@@ -114,6 +118,28 @@ def test_flat_topics_of_the_site_are_in_the_document() -> None:
     assert payload["properties"]["Cells"]["type"] == ["integer", "null"]
     assert second["address"] == "tulip/station/{field}"
     assert second["parameters"]["field"]["enum"] == ["Result"]
+
+
+def test_user_properties_are_those_of_the_document_and_say_what_the_body_says(
+    tmp_path: Path,
+) -> None:
+    broker = ScriptedBroker()
+    with (
+        Outbox(tmp_path / "o.db", ballast_bytes=0) as outbox,
+        Publisher(outbox, CONFIG, connect=broker.connect) as publisher,
+    ):
+        put_verdict(outbox, CONFIG, verdict(result_id="r-1").to_dict())
+        assert publisher.drain(5.0)
+    told = {item.topic.rsplit("/", 1)[-1]: item for item in broker.got}
+    headers = DOCUMENT["components"]["messages"]["verdict"]["headers"]["properties"]
+    body, properties = json.loads(told["verdict"].body), dict(told["verdict"].properties)
+    assert set(properties) == set(headers)
+    for name in ("id", "source", "type", "epoch", "seq"):
+        assert properties[name] == str(body[name])
+    assert properties["specversion"] == "1.0"
+    assert properties["dataschema"] == "verdict-1.0.json"
+    conn = dict(told["conn"].properties)
+    assert (conn["type"], conn["dataschema"]) == ("forge-station.conn", "conn-1.0.json")
 
 
 def test_reference_parser_accepts_the_document_and_refuses_a_broken_one(tmp_path: Path) -> None:
