@@ -142,22 +142,16 @@ def import_opencv(
             ("rotation", 9, ("rotation", "roration")),
             ("translation", 3, ("translation",)),
         ):
-            found = [storage.getNode(s) for s in spellings]
-            values = [n.mat() for n in found if not n.empty()]
-            if (
-                not values
-                or values[0] is None
-                or values[0].size != size
-                or not np.isfinite(values[0]).all()
-            ):
+            values = _node(storage, spellings)
+            if values is None or values.size != size or not np.isfinite(values).all():
                 missing.append(f"{name} ({size} finite numbers)")
             else:
-                nodes[name] = np.asarray(values[0], np.float64)
+                nodes[name] = values
         if missing:
             raise CalibrationError(
                 f"calibration {path}: missing or malformed node {', '.join(missing)}"
             )
-        rms = storage.getNode("rms").real() if not storage.getNode("rms").empty() else 0.0
+        rms = storage.getNode("rms").real() if storage.getNode("rms").isReal() else 0.0
     finally:
         storage.release()
     columns, rows = pattern_size
@@ -174,6 +168,11 @@ def import_opencv(
     transform[:3, :3] = nodes["rotation"].reshape(3, 3)
     transform[:3, 3] = nodes["translation"].ravel()
     height, width = (int(v) for v in nodes["img_shape"].ravel())
+    if not (0 < width <= 32768 and 0 < height <= 32768):
+        raise CalibrationError(
+            f"calibration {path}: img_shape must be rows and columns of the camera image, got "
+            f"{height} and {width}"
+        )
     return Calibration(
         name=path.stem,
         camera=Optics((width, height), nodes["cam_int"].reshape(3, 3), nodes["cam_dist"].ravel()),
@@ -230,6 +229,19 @@ def export_opencv(calibration: Calibration, path: Path) -> None:
     finally:
         storage.release()
     partial.replace(path)
+
+
+def _node(storage: cv2.FileStorage, spellings: tuple[str, ...]) -> Float | None:
+    """The matrix of the first spelling that the file has; None where there is none to read."""
+    for spelling in spellings:
+        node = storage.getNode(spelling)
+        if not node.empty():
+            try:
+                values = node.mat()
+            except (cv2.error, SystemError, MemoryError):
+                return None
+            return None if values is None else np.asarray(values, np.float64)
+    return None
 
 
 class _Reader:
