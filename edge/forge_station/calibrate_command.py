@@ -67,6 +67,7 @@ Examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command on its parser. Its formatter should keep the line breaks."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.usage = "%(prog)s [POSES | --station FILE | --practice] [what to do] [options]"
     parser.add_argument("poses", nargs="?", type=Path, metavar="POSES", help="see above")
     task = parser.add_argument_group(
         "what to do (default: calibrate)"

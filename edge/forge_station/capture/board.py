@@ -240,7 +240,7 @@ def _pdf(page: Grey, size_mm: tuple[float, float]) -> bytes:
     """One page with one image that fills it."""
     points = [v * 72 / _MM_PER_INCH for v in size_mm]
     box = f"{points[0]:.4f} {points[1]:.4f}"
-    pixels = zlib.compress(page.tobytes(), 9)
+    pixels = zlib.compress(page.tobytes())
     drawing = f"q {points[0]:.4f} 0 0 {points[1]:.4f} 0 0 cm /Board Do Q".encode()
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R /ViewerPreferences << /PrintScaling /None >> >>",
