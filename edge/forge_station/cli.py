@@ -15,6 +15,7 @@ from forge_station import (
     capture_command,
     demo,
     offline,
+    poses_command,
     run,
     scan_bench,
     version,
@@ -171,6 +172,13 @@ def build_parser() -> argparse.ArgumentParser:
     command.set_defaults(
         run=lambda args: acl.run(args, [load_station(item).mqtt for item in args.stations])
     )
+
+    command = commands.add_parser(
+        "poses",
+        help="calibrations of a head on a turntable or a robot",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    poses_command.add_arguments(command)
 
     command = commands.add_parser(
         "bench",
