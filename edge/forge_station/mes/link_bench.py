@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -41,6 +41,8 @@ from forge_station.mes.topics import MqttConfig, topic_of
 BODY = b'{"schema":"verdict/1.0","text":"%s"}' % (b"x" * 1560)
 RATE_HZ = 50.0
 THREADS = 16
+ROUNDS = 3
+"""Both take turns, so that a change of the load meets both."""
 TIMING = Timing(settle_s=0.0, resend_s=0.0, reconnect_s=(0.1, 0.5))
 
 
@@ -97,21 +99,47 @@ class Figures:
     drain_per_s: float
 
 
+@dataclass
+class Samples:
+    """What the rounds gave."""
+
+    puts_ms: list[float] = field(default_factory=list)
+    pubacks_ms: list[float] = field(default_factory=list)
+    sustained_per_s: list[float] = field(default_factory=list)
+    drain_per_s: list[float] = field(default_factory=list)
+
+    def figures(self) -> Figures:
+        """Percentiles over all rounds; the median round's rates."""
+        return Figures(
+            put_p50_ms=round(_percentile(self.puts_ms, 50), 2),
+            put_p99_ms=round(_percentile(self.puts_ms, 99), 2),
+            puback_p50_ms=round(_percentile(self.pubacks_ms, 50), 2),
+            puback_p99_ms=round(_percentile(self.pubacks_ms, 99), 2),
+            sustained_per_s=round(_percentile(self.sustained_per_s, 50), 1),
+            drain_per_s=round(_percentile(self.drain_per_s, 50), 1),
+        )
+
+
+KINDS: Mapping[str, type[Timed]] = {"group_commit": Timed, "one_by_one": TimedOneByOne}
+
+
 def run(seconds: float, backlog: int, folder: Path | None = None, out: TextIO = sys.stdout) -> int:
-    """Measure both and print; exit code 0. `seconds` of each timed part, `backlog` rows to drain.
+    """Measure both and print; exit code 0. `seconds` of each timed part and `backlog` rows to
+    drain, over all rounds.
 
     `folder` is on the disk to measure. Raises LinkError when there is no broker to be had.
     """
-    load = os.getloadavg()
+    load, samples = os.getloadavg(), {kind: Samples() for kind in KINDS}
     with tempfile.TemporaryDirectory(prefix="forge-bench-", dir=folder) as name, _broker() as port:
-        found = {
-            "group": _measure(Timed, Path(name) / "group", port, seconds, backlog, out),
-            "one_by_one": _measure(
-                TimedOneByOne, Path(name) / "one", port, seconds, backlog // 10, out
-            ),
-        }
+        for number in range(1, ROUNDS + 1):
+            for kind, outbox in KINDS.items():
+                print(f"round {number} of {ROUNDS}: {kind} ...", file=out, flush=True)
+                place = Path(name) / f"{kind}{number}"
+                waiting = backlog // (10 if kind == "one_by_one" else 1) // ROUNDS
+                _measure(outbox, place, port, seconds / ROUNDS, waiting, samples[kind])
         disk_ms = _flush_ms(Path(name))
-    ours, peer = found["group"], found["one_by_one"]
+    found = {kind: item.figures() for kind, item in samples.items()}
+    ours, peer = found["group_commit"], found["one_by_one"]
     rows = [
         ("put p50, ms", ours.put_p50_ms, peer.put_p50_ms, True),
         ("put p99, ms", ours.put_p99_ms, peer.put_p99_ms, True),
@@ -144,41 +172,31 @@ def run(seconds: float, backlog: int, folder: Path | None = None, out: TextIO = 
 
 
 def _measure(
-    kind: type[Timed], folder: Path, port: int, seconds: float, backlog: int, out: TextIO
-) -> Figures:
+    kind: type[Timed], folder: Path, port: int, seconds: float, backlog: int, samples: Samples
+) -> None:
     folder.mkdir()
     config = MqttConfig(port=port, station="bench")
     topic = topic_of(config, "verdict")
-    title = "group commit" if kind is Timed else "one by one"
     outbox = kind(folder / "paced.db")
     with outbox, Publisher(outbox, config, timing=TIMING) as publisher:
         _wait_connected(publisher)
-        print(f"{title}: {seconds:g} s at {RATE_HZ:g} messages a second ...", file=out, flush=True)
         puts, pubacks = _paced(outbox, topic, seconds)
+        samples.puts_ms += puts
+        samples.pubacks_ms += pubacks
     outbox = kind(folder / "full.db")
     with outbox, Publisher(outbox, config, timing=TIMING) as publisher:
         _wait_connected(publisher)
-        print(f"{title}: {seconds:g} s with {THREADS} threads ...", file=out, flush=True)
-        sustained = _sustained(outbox, topic, seconds)
+        samples.sustained_per_s.append(_sustained(outbox, topic, seconds))
     outbox = kind(folder / "backlog.db")
     with outbox:
-        print(f"{title}: backlog of {backlog} ...", file=out, flush=True)
-        _together(outbox, topic, backlog // THREADS)
+        _together(outbox, topic, max(1, backlog // THREADS))
         rows = outbox.pending
         with Publisher(outbox, config, timing=TIMING) as publisher:
             _wait_connected(publisher)
             began = time.perf_counter()
             left = rows - len(outbox.acked_at)
             outbox.wait_empty()
-            drained = left / (time.perf_counter() - began)
-    return Figures(
-        put_p50_ms=round(_percentile(puts, 50), 2),
-        put_p99_ms=round(_percentile(puts, 99), 2),
-        puback_p50_ms=round(_percentile(pubacks, 50), 2),
-        puback_p99_ms=round(_percentile(pubacks, 99), 2),
-        sustained_per_s=round(sustained, 1),
-        drain_per_s=round(drained, 1),
-    )
+            samples.drain_per_s.append(left / (time.perf_counter() - began))
 
 
 def _paced(outbox: Timed, topic: str, seconds: float) -> tuple[list[float], list[float]]:
