@@ -81,9 +81,9 @@ define new_environment
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 endef
 
-# Programs that tests run, and their Debian packages: a full MQTT broker, and Aravis with its fake
-# GigE Vision camera. RUNLEVEL=1 keeps a package from starting its service.
-SYSTEM := mosquitto:mosquitto arv-fake-gv-camera-0.8:aravis-tools
+# Programs that tests run, and their Debian packages: a full MQTT broker, Aravis with its fake GigE
+# Vision camera, and a virtual X screen for the projector's window. RUNLEVEL=1 keeps a package from starting its service.
+SYSTEM := mosquitto:mosquitto arv-fake-gv-camera-0.8:aravis-tools Xvfb:xvfb
 
 system:
 	@missing=; \
