@@ -230,12 +230,12 @@ class Monitor:
         _require("google.protobuf", "sparkplug", "sparkplug")
         from forge_station.mes.sparkplug import Mirror
 
-        if config.broker == "none":
+        if config.broker != "external":
             raise ConfigError(
-                "the Sparkplug mirror needs a broker",
+                "the Sparkplug mirror needs a broker that speaks MQTT 3.1.1",
                 which="sparkplug",
                 expected="broker: external",
-                got="broker: none",
+                got=f"broker: {config.broker}",
             )
         manifest = self._station.inspector.model.manifest
         values: Mapping[str, Any] = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -228,6 +230,36 @@ def test_results_can_be_read_and_fetched(served: tuple[OpcUaServer, Line, str], 
     assert (complete, count, results[0].ResultId.Id) == (True, 1, first["result_id"])
 
 
+OTHER = """
+import asyncio, sys
+from asyncua import Client, ua
+
+async def main(url):
+    async with Client(url, timeout=20) as client:
+        await client.load_data_type_definitions()
+        space = await client.get_namespace_index("http://opcfoundation.org/UA/MachineVision")
+        path = [f"{space + 1}:s1", f"{space}:ResultManagement", f"{space}:Results"]
+        latest = await client.nodes.objects.get_child([*path, f"{space + 1}:Latest"])
+        result = await latest.read_value()
+        recipe = ua.RecipeIdExternalDataType(Id="r", Version="2")
+        print(result.PartId.Id, result.InternalRecipeId.Version, recipe.Version)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_a_client_learns_the_types_from_the_server_alone(
+    served: tuple[OpcUaServer, Line, str],
+) -> None:
+    """In a process of its own: here the server has registered its types for everybody."""
+    server, _, url = served
+    done(server, "b1")
+    got = subprocess.run(
+        [sys.executable, "-c", OTHER, url], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert got.stdout.split() == ["b1", "0.1.0", "2"] and "Traceback" not in got.stderr
+
+
 def test_jobs_that_are_not_taken(served: tuple[OpcUaServer, Line, str], host: Host) -> None:
     server, line, _ = served
     with pytest.raises(ua.UaStatusCodeError) as unknown:
@@ -367,6 +399,14 @@ def test_a_port_that_is_taken_is_one_clear_error() -> None:
         ):
             pass
         assert wait_for(lambda: threading.active_count() <= before)
+
+
+def test_a_certificate_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "c.der").write_bytes(b"no certificate")
+    (tmp_path / "k.pem").write_bytes(b"no key")
+    config = OpcUaConfig(port=free_port(), certificate=tmp_path / "c.der", key=tmp_path / "k.pem")
+    with pytest.raises(ConfigError, match="check certificate and key"), OpcUaServer(config, "s1"):
+        pass
 
 
 @pytest.mark.parametrize(

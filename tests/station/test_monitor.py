@@ -216,7 +216,7 @@ def test_a_section_that_cannot_be_served_leaves_nothing_open(bench: Bench) -> No
     bench.station.config = replace(
         bench.station.config, monitor=MonitorConfig(port=port), sparkplug=SparkplugConfig("plant")
     )
-    with pytest.raises(ConfigError, match="needs a broker"), Monitor(bench.station):
+    with pytest.raises(ConfigError, match="broker: external"), Monitor(bench.station):
         pass
     socket.create_server(("127.0.0.1", port)).close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -78,26 +79,27 @@ class OpcUaServer:
         self._station = station
         self._products = tuple(products)
         self._start = start
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="opcua", daemon=True)
-        self._server = Server(user_manager=_Users(config))
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread
+        self._server: Server
         self._model: opcua_model.Model
         self._state: tuple[str, str | None] = ("PREOPERATIONAL", None)
         self._jobs: dict[str, _Job] = {}
         self._results: OrderedDict[str, Any] = OrderedDict()
 
     def __enter__(self) -> OpcUaServer:
+        try:  # before the nodeset is loaded, which takes seconds
+            socket.create_server((self._config.host, self._config.port)).close()
+        except OSError as error:
+            raise self._cannot_start(error) from error
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="opcua", daemon=True)
         self._thread.start()
         begun = self._call(self._begin())
         try:
             begun.result(START_TIMEOUT_S)
         except (OSError, ua.UaError, ValueError, TimeoutError) as error:
-            raise ConfigError(
-                "the OPC UA server cannot start",
-                which=f"{self._config.host}:{self._config.port}",
-                got=repr(error),
-                action="set opcua.port to a free port, and check certificate and key",
-            ) from error
+            raise self._cannot_start(error) from error
         finally:
             if not begun.done() or begun.exception() is not None:
                 self._end_loop()
@@ -120,10 +122,19 @@ class OpcUaServer:
         """Publish one result (`Verdict.to_dict()`), whoever has triggered it."""
         self._call(self._publish(verdict))
 
+    def _cannot_start(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            "the OPC UA server cannot start",
+            which=f"{self._config.host}:{self._config.port}",
+            got=repr(error),
+            action="set opcua.port to a free port, and check certificate and key",
+        )
+
     # In the event loop
 
     async def _begin(self) -> None:
-        server, config = self._server, self._config
+        config = self._config
+        server = self._server = Server(user_manager=_Users(config))
         server.name = "forge-station"
         server.manufacturer_name = "forge-station"
         await server.init()
@@ -294,6 +305,13 @@ class OpcUaServer:
         return future
 
     def _end_loop(self) -> None:
+        async def cancel() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(cancel(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
