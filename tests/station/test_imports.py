@@ -96,15 +96,15 @@ def test_the_contract_does_no_io(repository):
 @pytest.mark.parametrize(
     ("package", "home"),
     [
-        ("onnxruntime", {"vlm"}),
+        ("onnxruntime", {"vlm", "doctor"}),
         ("tokenizers", {"vlm"}),
-        ("paho", {"mes"}),
+        ("paho", {"mes", "doctor"}),
         ("iotcore", {"mes"}),
         ("numba", {"sim"}),
         ("scipy", {"sim"}),
-        ("cv2", {"capture", "geometry"}),
+        ("cv2", {"capture", "geometry", "sim", "mes"}),
         ("pymodbus", {"triggers"}),
-        ("cryptography", {"signing.py"}),
+        ("cryptography", {"signing.py", "mes"}),
     ],
 )
 def test_a_third_party_package_is_imported_in_its_home_only(repository, package, home):
@@ -113,4 +113,4 @@ def test_a_third_party_package_is_imported_in_its_home_only(repository, package,
     assert users, f"nothing imports {package}: is it still a dependency?"
     assert {path.parts[0] for path in users} <= home
     if package in ("onnxruntime", "paho", "iotcore", "tokenizers"):
-        assert len(users) <= 3
+        assert len(users) <= 5
