@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from forge_station.config import load_station
 from forge_station.errors import LinkError, OutboxError
 from forge_station.mes.consumer import Consumer, Delivery
 from forge_station.mes.outbox import Outbox
@@ -200,3 +206,34 @@ def test_watermark_file_is_for_one_station_and_one_process(
     watermark.write_text(json.dumps({"source": config.root, "streams": {"verdict": 7}}))
     with pytest.raises(LinkError, match="damaged"):
         Consumer(config, "mes", watermark).start()
+
+
+def test_example_stores_every_event_once_and_goes_on_where_it_was(
+    broker: Mosquitto, outbox: Outbox, tmp_path: Path
+) -> None:
+    repository = Path(__file__).parents[2]
+    text = (repository / "station_config/demo/station.yaml").read_text(encoding="utf-8")
+    content = yaml.safe_load(text)
+    folder = repository / "station_config/demo"
+    content.update({key: str(folder / content[key]) for key in ("line", "bundle")})
+    content["mqtt"].update({"port": broker.port, "receipts": "mes"})
+    content["trusted_keys"] = []
+    content["broker"] = "external"
+    file = tmp_path / "station.yaml"
+    file.write_text(yaml.safe_dump(content))
+    config = load_station(file).mqtt
+    put(outbox, config, 5)
+    program = repository / "examples/mes/python/consumer_of_record.py"
+    command = [sys.executable, program, file, tmp_path / "events.db", "--count"]
+    paths = {**os.environ, "PYTHONPATH": str(repository / "edge")}
+    with Publisher(outbox, config, timing=QUICK) as publisher:
+        for count in ("3", "2"):
+            done = subprocess.run([*command, count], env=paths, timeout=60, check=True,
+                                  capture_output=True, text=True)  # fmt: skip
+            assert len(done.stdout.splitlines()) == int(count)
+        assert publisher.drain(10.0)
+    db = sqlite3.connect(tmp_path / "events.db")
+    assert db.execute("select number from events order by number").fetchall() == [
+        (number,) for number in range(1, 6)
+    ]
+    db.close()

@@ -33,6 +33,10 @@ def test_the_demo_installs_no_training_framework_and_passes_the_number_of_parts(
     assert "demo --station station_config/demo/station.yaml --parts 3" in commands
 
 
+def test_the_failure_matrix_takes_arguments(repository):
+    assert "-m tests.mes.faults --rows 1" in dry_run(repository, "faults", "FAULTS_ARGS=--rows 1")
+
+
 def test_the_demo_inspects_twelve_parts_by_default(repository):
     assert "--parts 12" in dry_run(repository, "demo")
 

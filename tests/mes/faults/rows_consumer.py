@@ -92,7 +92,7 @@ def run_on(path: Path, config: MqttConfig, seconds: float, reports: Connection) 
 
 def soak(folder: Path, short: bool) -> Result:
     """Row 19."""
-    seconds, checks = 4.0 if short else 90.0, Checks()
+    seconds, checks = 2.0 if short else 60.0, Checks()
     with Mosquitto(folder) as broker:
         config = config_of(broker)
         samples, got = [], 0

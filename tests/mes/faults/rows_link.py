@@ -165,7 +165,7 @@ def refusals(folder: Path, short: bool) -> Result:
 
 def same_id_twice(folder: Path, short: bool) -> Result:
     """Row 10."""
-    checks, seconds = Checks(), 6.0 if short else 20.0
+    checks, seconds = Checks(), 3.0 if short else 20.0
     with (
         Mosquitto(folder) as broker,
         Outbox(folder / "a.db", ballast_bytes=0) as first,
