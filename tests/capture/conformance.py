@@ -143,9 +143,9 @@ class CameraConformance:
         with pytest.raises(CameraTimeoutError):
             camera.grab(0.3)
         for _ in range(3):
-            camera.trigger()
             asked = time.monotonic_ns()
-            assert self.grab(camera).t_monotonic_ns >= asked - 20_000_000
+            camera.trigger()
+            assert self.grab(camera).t_monotonic_ns >= asked
         with pytest.raises(CameraTimeoutError):
             camera.grab(0.3)
 
