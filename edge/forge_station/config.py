@@ -162,6 +162,24 @@ class OutboxLimits:
 
 @dataclass(frozen=True)
 class StationConfig:
+@dataclass(frozen=True)
+class EvidenceConfig:
+    """Where and how long the evidence of parts is kept (docs/EVIDENCE.md)."""
+
+    folder: Path
+    """On a local disk, of one station alone."""
+    quota_gb: Annotated[float, Limit(0.001, 1_000_000.0)] = 50.0
+    """Evidence takes at most so much, in 10^9 bytes."""
+    min_free_gb: Annotated[float, Limit(0.0, 1_000_000.0)] = 2.0
+    """So much of the disk stays free (or a 16th of the disk, if that is less)."""
+    keep_days: NotNegative = 0.0
+    """Older evidence goes though there is room; 0: it stays as long as there is room."""
+    pass_share: Probability = 0.02
+    """Share of PASS parts, drawn at random, that is kept longer than the others, for audits."""
+    stacks: Literal["never", "fail", "always"] = "never"
+    """Keep the pattern images too: of no part, of those that are not PASS, of all."""
+
+
     """station.yaml. The station's id and its ISA-95 place are levels of `mqtt`."""
 
     line: LineSpec
@@ -171,8 +189,8 @@ class StationConfig:
     scanner: SimScanner | ReplayScanner | HeadScanner | DepthScanner
     outbox: Path
     """SQLite file of results not yet delivered; on a local disk."""
-    evidence: Path
-    """Folder for the picture and the verdict of each part."""
+    evidence: EvidenceConfig
+    """What is kept of each part; a path alone is its folder."""
     outbox_limits: OutboxLimits = OutboxLimits()
     """Room for the outbox."""
     mqtt: MqttConfig = field(default_factory=MqttConfig)
@@ -235,6 +253,7 @@ def load_station(path: Path | str) -> StationConfig:
 def load_line(path: Path | str) -> LineSpec:
     """Read a line file. Raises ConfigError with every problem."""
     file = Path(path)
+        EvidenceConfig: lambda value: _evidence(value, file.parent),
     try:
         return parse_line(read_yaml(file), "")
     except ConfigError:
@@ -300,6 +319,14 @@ def _key(value: object, folder: Path) -> PublicKey:
 
 
 def _line(value: object, folder: Path) -> LineSpec:
+def _evidence(value: object, folder: Path) -> EvidenceConfig:
+    """A path alone, or the table."""
+    if not isinstance(value, Mapping):
+        return EvidenceConfig(_path(value, folder))
+    converters = {Path: lambda item: _path(item, folder)}
+    return record.read(EvidenceConfig, value, "evidence", converters)
+
+
     file = _path(value, folder)
     try:
         return load_line(file)

@@ -47,7 +47,7 @@ def run(config: StationConfig, count: int, out: TextIO = sys.stdout, *, store: b
         stats = publisher.stats()
         print(table(done, line.trays), file=out)
         if store:
-            print(f"pictures and verdicts: {config.evidence}", file=out)
+            print(f"pictures and verdicts: {config.evidence.folder}", file=out)
         print(json.dumps(summary(done, line.trays, stats.published, stats.acked)), file=out)
     return 0
 

@@ -170,7 +170,7 @@ class Runner:
         """Quick things first, the model last. Raises StationError."""
         stack.enter_context(Watchdog(self._liveness))
         stack.callback(self._background.shutdown, wait=True)
-        _require_writable(self.config.evidence)
+        _require_writable(self.config.evidence.folder)
         line = open_line(self.config, self._camera)
         for product in self.config.line.products:
             stack.enter_context(closing(line.scanner_of(Trigger("", product.part_number))))

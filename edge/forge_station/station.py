@@ -308,7 +308,7 @@ class Station:
         if self.store:
             try:
                 stored = evidence.store(
-                    self.config.evidence,
+                    self.config.evidence.folder,
                     replace(found, verdict=verdict),
                     self.inspector.layout,
                 )

@@ -65,7 +65,7 @@ def test_paths_resolve_against_the_file_not_the_working_directory(station, tmp_p
     loaded = config.load_station(file)
     assert loaded.bundle == tmp_path / "bundle"
     assert loaded.outbox == tmp_path / "out/outbox.sqlite"
-    assert loaded.evidence == Path("/var/evidence")
+    assert loaded.evidence == config.EvidenceConfig(Path("/var/evidence"))
     assert loaded.line.product("NUTS").pieces == 4
 
 
@@ -78,6 +78,20 @@ def test_what_is_left_out_has_its_default(station):
 
 
 def test_the_driver_picks_the_scanners_keys(station, tmp_path):
+def test_evidence_is_a_folder_or_a_table_with_one(station, tmp_path):
+    table = {"folder": "parts", "quota_gb": 4, "stacks": "fail"}
+    loaded = config.load_station(station(evidence=table)).evidence
+    assert loaded == config.EvidenceConfig(tmp_path / "parts", quota_gb=4.0, stacks="fail")
+    wrong = {"folder": 5, "quota_gb": 0, "stacks": True, "quota": 4}
+    assert [text.split(";")[0] for text in problems(station(evidence=wrong))] == [
+        "evidence.quota: unknown key",
+        "evidence.folder: 5",
+        "evidence.quota_gb: 0",
+        "evidence.stacks: True",
+    ]
+    assert problems(station(evidence={"quota_gb": 4}))[0].startswith("evidence.folder: missing")
+
+
     loaded = config.load_station(station(scanner={"driver": "replay", "folder": "scans"}))
     assert loaded.scanner == config.ReplayScanner("replay", tmp_path / "scans", "once")
     assert problems(station(scanner={"driver": "sim", "folder": "scans"}))[0].startswith(
@@ -274,6 +288,7 @@ def sections() -> list[type]:
     return [
         config.StationConfig,
         config.SimScanner,
+        config.EvidenceConfig,
         config.ReplayScanner,
         config.HeadScanner,
         HeadSettings,

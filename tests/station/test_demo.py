@@ -14,7 +14,7 @@ pytest.importorskip("numba", reason="the simulator needs the extra demo")
 from forge_station import bench, demo
 from forge_station import line as lines
 from forge_station.capture.base import Trigger
-from forge_station.config import SimScanner, StationConfig
+from forge_station.config import EvidenceConfig, SimScanner, StationConfig
 from forge_station.contract.spec import LineSpec, Product
 from forge_station.contract.verdict import CheckResult, Outcome, Reason, ScanSummary, decide
 from forge_station.errors import ConfigError
@@ -32,7 +32,7 @@ def config(tmp_path: Path, **changes: object) -> StationConfig:
         bundle=tmp_path / "bundle",
         scanner=SimScanner("sim", seed=3),
         outbox=tmp_path / "outbox.sqlite",
-        evidence=tmp_path / "evidence",
+        evidence=EvidenceConfig(tmp_path / "evidence"),
         mqtt=MqttConfig(line="l1", station="s1"),
         broker="none",
     )

@@ -20,7 +20,7 @@ from forge_station.capture.calibration import Calibration, Optics, PatternSpec
 from forge_station.capture.camera import CameraSettings
 from forge_station.capture.projector import ProjectorSettings
 from forge_station.capture.settings import DepthHeadSettings, HeadSettings
-from forge_station.config import HeadScanner, StationConfig, load_station
+from forge_station.config import EvidenceConfig, HeadScanner, StationConfig, load_station
 from forge_station.doctor import lines, machine, probe, station
 from forge_station.doctor.lines import Line
 from forge_station.errors import CaptureError
@@ -33,7 +33,9 @@ DEMO = Path(__file__).parents[2] / "station_config" / "demo" / "station.yaml"
 @pytest.fixture
 def config(tmp_path: Path) -> StationConfig:
     found = load_station(DEMO)
-    return replace(found, outbox=tmp_path / "outbox.sqlite", evidence=tmp_path / "parts")
+    return replace(
+        found, outbox=tmp_path / "outbox.sqlite", evidence=EvidenceConfig(tmp_path / "parts")
+    )
 
 
 def levels(found: Iterator[Line] | list[Line]) -> list[str]:
@@ -173,7 +175,7 @@ def test_bundle_and_certificate_of_the_demo(config: StationConfig) -> None:
     assert found["bundle"].level == "pass" and found["certificate"].level == "pass"
     found = {line.topic: line for line in station.bundle(replace(config, trusted_keys=()))}
     assert found["certificate"].level == "warn" and "advisory" in found["certificate"].what
-    absent = replace(config, bundle=config.evidence)
+    absent = replace(config, bundle=config.evidence.folder)
     assert levels(lines.guarded("bundle", lambda: station.bundle(absent))) == ["fail"]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from forge_station.capture.base import PatternStack, Scan, Trigger
 from forge_station.capture.calibration import Calibration
-from forge_station.config import ReplayScanner, StationConfig
+from forge_station.config import EvidenceConfig, ReplayScanner, StationConfig
 from forge_station.contract.spec import LineSpec, Product
 from forge_station.contract.verdict import Outcome, ScanSummary
 from forge_station.errors import CameraLostError, ConfigError
@@ -95,7 +95,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
             bundle=tmp_path / "bundle",
             scanner=ReplayScanner("replay", tmp_path),
             outbox=tmp_path / "outbox.sqlite",
-            evidence=tmp_path / "evidence",
+            evidence=EvidenceConfig(tmp_path / "evidence"),
             mqtt=MqttConfig(line="l1", station="s1"),
             broker="none",
         )

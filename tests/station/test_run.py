@@ -26,7 +26,7 @@ pytest.importorskip("numba", reason="the simulator needs the extra demo")
 from forge_station import notify, run
 from forge_station.capture.base import Trigger
 from forge_station.cli import build_parser
-from forge_station.config import Runtime, SimScanner, StationConfig
+from forge_station.config import EvidenceConfig, Runtime, SimScanner, StationConfig
 from forge_station.contract.spec import LineSpec, Product
 from forge_station.contract.verdict import Outcome
 from forge_station.errors import CameraLostError, ConfigError, OutboxError
@@ -89,7 +89,7 @@ class Rig:
             bundle=self.folder / "bundle",
             scanner=SimScanner("sim"),
             outbox=self.folder / "outbox.sqlite",
-            evidence=self.folder / "evidence",
+            evidence=EvidenceConfig(self.folder / "evidence"),
             mqtt=MqttConfig(line="l1", station="s1"),
             broker="none",
             trigger=MqttSource("mqtt"),
@@ -346,7 +346,7 @@ class TestJournal:
 class TestOpening:
     def test_evidence_that_cannot_be_written_is_found_first(self, rig):
         (rig.folder / "file").touch()
-        config = rig.config(evidence=rig.folder / "file" / "parts")
+        config = rig.config(evidence=EvidenceConfig(rig.folder / "file" / "parts"))
         with pytest.raises(ConfigError, match="evidence cannot be written"), rig.running(config):
             pass
 

@@ -17,7 +17,7 @@ pytest.importorskip("numba", reason="the simulator needs the extra demo")
 from forge_station.capture.base import PatternStack, Trigger
 from forge_station.capture.calibration import Calibration
 from forge_station.capture.sim import SimulatedScanner
-from forge_station.config import Runtime, SimScanner, StationConfig
+from forge_station.config import EvidenceConfig, Runtime, SimScanner, StationConfig
 from forge_station.contract.catalogue import by_id
 from forge_station.contract.spec import LineSpec, Product
 from forge_station.contract.verdict import Outcome, ScanSummary, Verdict
@@ -90,7 +90,7 @@ class Bench:
             bundle=self.folder / "bundle",
             scanner=SimScanner("sim"),
             outbox=self.folder / "outbox.sqlite",
-            evidence=self.folder / "evidence",
+            evidence=EvidenceConfig(self.folder / "evidence"),
             mqtt=MqttConfig(line="l1", station="s1"),
             broker="none",
         )
@@ -231,7 +231,7 @@ def test_evidence_is_stored_beside_the_verdict(bench):
 
 def test_evidence_that_cannot_be_written_is_a_warning(bench, caplog):
     (bench.folder / "full").write_text("a file where a folder should be")
-    config = bench.config(evidence=bench.folder / "full" / "evidence")
+    config = bench.config(evidence=EvidenceConfig(bench.folder / "full" / "evidence"))
     done = list(bench.make(["fine"] * 2, config=config, store=True).run(triggers(2)))
     assert [item.verdict.outcome for item in done] == [Outcome.PASS] * 2
     assert done[0].picture is None

@@ -46,7 +46,7 @@ def checks(config: StationConfig) -> list[Line]:
     gige = any(head.camera.driver in _PACKET_DRIVERS for head in heads_of(config))
     found += guarded("network", lambda: machine.network(gige))
     found += guarded("outbox", lambda: machine.disk(config.outbox.parent, "outbox", durable=True))
-    found += guarded("evidence", lambda: machine.disk(config.evidence, "evidence"))
+    found += guarded("evidence", lambda: machine.disk(config.evidence.folder, "evidence"))
     found += guarded("broker", lambda: broker(config))
     found += guarded("secrets", lambda: secret_files(config))
     return found
