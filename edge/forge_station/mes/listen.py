@@ -5,6 +5,7 @@ It knows the topics and the schemas, nothing of the station's inside: it can run
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import secrets
@@ -117,7 +118,8 @@ class Listener:
         client, self._client = self._client, None
         if client is not None:
             client.disconnect()
-            client.loop_stop()
+            with contextlib.suppress(AttributeError):  # paho 2.2: its thread has just ended itself
+                client.loop_stop()
 
     def next(self, timeout_s: float) -> Received | None:
         """The next message, None when none came in time."""
@@ -201,7 +203,7 @@ class Listener:
             if not isinstance(message, dict):
                 raise ValueError("not a JSON object")
             schema.require(message)
-        except (ValueError, ContractError) as error:
+        except (ValueError, RecursionError, ContractError) as error:
             return Received(topic, body, retained, {}, kind, fault=str(error))
         flow = self._tracker.observe(message) if "streamSeq" in message else None
         return Received(topic, body, retained, message, kind, flow)
