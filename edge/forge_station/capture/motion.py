@@ -34,7 +34,7 @@ def binned(image: NDArray[np.unsignedinteger]) -> Float32:
     cut = image[:height, :width]
     total = cut[0::2, 0::2].astype(np.float32)
     for dy, dx in ((0, 1), (1, 0), (1, 1)):
-        total += cut[dy::2, dx::2]
+        total += cut[dy::2, dx::2].astype(np.float32)
     return np.asarray(total * np.float32(1 / BIN**2), np.float32)
 
 

@@ -362,10 +362,15 @@ def _decode_gray_phase(
     dark = contrast <= limits.contrast
     k = np.arange(spec.steps)
     turn = 2 * np.pi * k / spec.steps
-    kernel = np.stack([np.cos(turn), np.sin(turn), np.ones(spec.steps)]).astype(np.float32)
     first = 2 + spec.column_bits
     shifted = images[first : first + spec.steps].reshape(spec.steps, -1).astype(np.float32)
-    cosine, sine, total = (kernel @ shifted).reshape(3, *white.shape)
+    # Not as a matrix product: the threads of a BLAS would compete with those of the strips.
+    sums = np.zeros((3, shifted.shape[1]), np.float32)
+    for image, cos, sin in zip(shifted, np.cos(turn), np.sin(turn), strict=True):
+        sums[0] += image * np.float32(cos)
+        sums[1] += image * np.float32(sin)
+        sums[2] += image
+    cosine, sine, total = sums.reshape(3, *white.shape)
     modulation = np.sqrt(cosine * cosine + sine * sine) * np.float32(2 / spec.steps)
     dark |= modulation <= limits.modulation
     period = np.float32(spec.period_px)
