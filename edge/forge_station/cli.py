@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from forge_station import (
     bench,
+    bundle_command,
     calibrate_command,
     capture_command,
     demo,
@@ -161,6 +162,13 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     doctor.add_arguments(command)
+
+    command = commands.add_parser(
+        "bundle",
+        help="sign, check, install and take back bundles",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bundle_command.add_arguments(command, _STATION)
 
     command = commands.add_parser("command", help="command a station through the broker")
     command_client.add_arguments(command)

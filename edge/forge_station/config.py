@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
+from forge_station.bundles.settings import ReleaseConfig
+from forge_station.bundles.trust import Trust, release_trust
 from forge_station.capture.fusion import Fusion
 from forge_station.capture.settings import DepthHeadSettings, HeadSettings
 from forge_station.contract import record
@@ -185,7 +187,7 @@ class EvidenceConfig:
     line: LineSpec
     """In the file: path of the line file."""
     bundle: Path
-    """Folder of the model bundle."""
+    """Folder of the model bundle, or a bundle store, whose active bundle is opened."""
     scanner: SimScanner | ReplayScanner | HeadScanner | DepthScanner
     outbox: Path
     """SQLite file of results not yet delivered; on a local disk."""
@@ -217,6 +219,8 @@ class EvidenceConfig:
     """Whose certificates count: PEM files or base64. None: the station only advises."""
     changed_since_certificate: tuple[Change, ...] = ()
     """What was changed since the bundle was certified; voids a certificate that names it."""
+    release: ReleaseConfig = field(default_factory=ReleaseConfig)
+    """Whose bundles the station takes, and how a new one must prove itself."""
 
     def __post_init__(self) -> None:
         faults = []
@@ -233,6 +237,12 @@ class EvidenceConfig:
     def station(self) -> str:
         """The station's id."""
         return self.mqtt.station
+
+    @property
+    def trust(self) -> Trust:
+        """Whose bundles it takes."""
+        own = self.release
+        return release_trust(own.keys, self.trusted_keys, own.threshold, own.unsigned)
 
 
 def load_station(path: Path | str) -> StationConfig:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from forge_station.bundles.trust import Trust
 from forge_station.checks import Thresholds
 from forge_station.contract import tasks
 from forge_station.contract.views import Layout
@@ -37,6 +38,7 @@ def open_inspector(
     trusted_keys: Sequence[PublicKey] = (),
     changed: Sequence[str] = (),
     checks_alone: bool = False,
+    trust: Trust | None = None,
 ) -> Inspector:
     """The bundle's model with its own thresholds and layout. The caller closes `.model`.
 
@@ -44,12 +46,13 @@ def open_inspector(
     when they are wrong. BundleError for a bundle that is incomplete, edited or of another contract.
     Without a valid certificate of one of the `trusted_keys` the inspector is advisory (permit.py);
     `changed` since it was made may void it. `checks_alone` is for evaluations: no certificate is
-    looked for, what every check passes is PASS.
+    looked for, what every check passes is PASS. `trust`: who must have signed the bundle; None:
+    nobody.
     """
     prefix = tasks.TRUNK_OPEN + tasks.IMAGE_OPEN
     model = VisionLanguageModel.open(
-        bundle, threads=threads, provider=provider, spinning=spinning, prefix=prefix
-    )
+        bundle, threads=threads, provider=provider, spinning=spinning, prefix=prefix, trust=trust
+    )  # fmt: skip
     try:
         try:
             released = model.manifest.thresholds

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from forge_station import evidence, version
+from forge_station.bundles import store as bundle_store
 from forge_station.capture import fusion, structured_light
 from forge_station.capture.base import Scanner, ScanSource, Trigger
 from forge_station.config import Gates as GateLimits
@@ -57,12 +58,15 @@ class Done:
     warnings: tuple[str, ...]
 
 
-def open_station_inspector(config: StationConfig) -> Inspector:
-    """The inspector of a station file. The caller closes `inspector.model`."""
+def open_station_inspector(config: StationConfig, folder: Path | None = None) -> Inspector:
+    """The inspector of a station file. The caller closes `inspector.model`.
+
+    `folder`: of the bundle; None: the one that the file names, of a store the active one.
+    """
     if config.fusion.refine:
         fusion.require()
     inspector = open_inspector(
-        config.bundle,
+        folder or bundle_store.in_use(config.bundle),
         overrides=config.thresholds,
         threads=config.runtime.threads,
         provider=config.runtime.provider,
@@ -71,6 +75,7 @@ def open_station_inspector(config: StationConfig) -> Inspector:
         grid=config.runtime.grid,
         trusted_keys=config.trusted_keys,
         changed=config.changed_since_certificate,
+        trust=config.trust,
     )
     return replace(inspector, fusion=config.fusion, gates=gates_of(config.gates))
 

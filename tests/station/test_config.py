@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from forge_station import config
+from forge_station.bundles.settings import ReleaseConfig
 from forge_station.capture.camera import CameraSettings
 from forge_station.capture.projector import ProjectorSettings
 from forge_station.capture.settings import DepthHeadSettings, HeadSettings
@@ -77,7 +78,6 @@ def test_what_is_left_out_has_its_default(station):
     assert loaded.trigger == trigger.SoftwareSource("software", queue=0)
 
 
-def test_the_driver_picks_the_scanners_keys(station, tmp_path):
 def test_evidence_is_a_folder_or_a_table_with_one(station, tmp_path):
     table = {"folder": "parts", "quota_gb": 4, "stacks": "fail"}
     loaded = config.load_station(station(evidence=table)).evidence
@@ -92,6 +92,7 @@ def test_evidence_is_a_folder_or_a_table_with_one(station, tmp_path):
     assert problems(station(evidence={"quota_gb": 4}))[0].startswith("evidence.folder: missing")
 
 
+def test_the_driver_picks_the_scanners_keys(station, tmp_path):
     loaded = config.load_station(station(scanner={"driver": "replay", "folder": "scans"}))
     assert loaded.scanner == config.ReplayScanner("replay", tmp_path / "scans", "once")
     assert problems(station(scanner={"driver": "sim", "folder": "scans"}))[0].startswith(
@@ -287,8 +288,8 @@ class TestDemo:
 def sections() -> list[type]:
     return [
         config.StationConfig,
-        config.SimScanner,
         config.EvidenceConfig,
+        config.SimScanner,
         config.ReplayScanner,
         config.HeadScanner,
         HeadSettings,
@@ -299,6 +300,7 @@ def sections() -> list[type]:
         config.Runtime,
         config.Fusion,
         config.Gates,
+        ReleaseConfig,
         trigger.SoftwareSource,
         trigger.StdinSource,
         trigger.TimerSource,

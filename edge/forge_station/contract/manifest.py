@@ -1,6 +1,6 @@
 """The manifest of a model bundle: what is in it, for which contract, and whether it is intact.
 
-It does no I/O: the caller reads the bytes. Signatures are checked by `bundle.py`, not here.
+It does no I/O: the caller reads the bytes. Signatures are in `seal.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from forge_station.contract.record import Count, Limit
 from forge_station.contract.views import CHANNELS, SURFACE_CHANNELS, VISION_TOKEN_PX
 
 MANIFEST_NAME = "manifest.json"
+GOLDEN = ("golden.json", "golden.npz")
+"""The golden set: it tests what decides, and is no part of it."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,3}")
 _MAX_FILES = 200
 _SAYS_NOTHING_OF_THE_MODEL = ("name", "version", "release_counter", "training", "created", "line")
@@ -160,7 +162,11 @@ class Manifest:
             if item.name not in _SAYS_NOTHING_OF_THE_MODEL and not _is_default(self, item)
         }
         files = data["files"].items()
-        data["files"] = {name: f for name, f in files if not name.endswith((".md", ".yaml"))}
+        data["files"] = {
+            name: entry
+            for name, entry in files
+            if not name.endswith((".md", ".yaml")) and name not in GOLDEN
+        }
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -176,7 +182,7 @@ def parse(content: bytes, which: str = MANIFEST_NAME) -> Manifest:
     `which` names the file in messages.
     """
     try:
-        data = json.loads(content.decode("utf-8"), object_pairs_hook=_no_duplicates)
+        data = json.loads(content.decode("utf-8"), object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
         raise ContractError(
             "the manifest is not JSON",
@@ -243,7 +249,8 @@ def _is_default(manifest: Manifest, item: Field[Any]) -> bool:
     return default is not MISSING and getattr(manifest, item.name) == default
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`: a key that is given twice is an error, where plain JSON keeps the last."""
     result = dict(pairs)
     if len(result) != len(pairs):
         names = [key for key, _ in pairs]

@@ -16,6 +16,7 @@ from pathlib import Path
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
+from forge_station.bundles import store
 from forge_station.capture import calibration_io, camera, projector, replay
 from forge_station.capture.settings import DepthHeadSettings, HeadSettings
 from forge_station.checks import Thresholds
@@ -61,7 +62,9 @@ def heads_of(config: StationConfig) -> tuple[HeadSettings | DepthHeadSettings, .
 def _provider(config: StationConfig) -> str | None:
     """The provider that the bundle would be started with; None where there is no bundle."""
     try:
-        found = chosen(bundle_files.read_manifest(config.bundle), config.runtime.provider)
+        found = chosen(
+            bundle_files.read_manifest(store.in_use(config.bundle)), config.runtime.provider
+        )
     except StationError:
         return None
     return None if found == AUTO else found
@@ -69,20 +72,22 @@ def _provider(config: StationConfig) -> str | None:
 
 def bundle(config: StationConfig) -> Iterator[Line]:
     """Whole, of this contract, and certified for this station."""
-    manifest = bundle_files.read_manifest(config.bundle)
-    bundle_files.verify_folder(config.bundle)
+    folder = store.in_use(config.bundle)
+    manifest = bundle_files.read_manifest(folder)
+    signed_by = bundle_files.verify_folder(folder, config.trust).signed_by
     text = f"{manifest.name} {manifest.version}, {manifest.precision}, {len(manifest.files)} files"
     if manifest.contract_version != CONTRACT_VERSION:
         yield Line("fail", "bundle", f"{text}: contract {manifest.contract_version}, this station "
                    f"has {CONTRACT_VERSION}", "Install the matching release.")  # fmt: skip
         return
-    yield Line("pass", "bundle", f"{text}, all digests right")
+    signed = f"signed by {', '.join(signed_by)}" if signed_by else "not signed"
+    yield Line("pass", "bundle", f"{text}, all digests right, {signed}")
     if manifest.line and manifest.line != config.line.line:
         yield Line("warn", "bundle", f"made for line {manifest.line}, this is {config.line.line}",
                    "Check that it was meant.")  # fmt: skip
     own = Thresholds.read(manifest.thresholds)
     used = Thresholds.read(manifest.thresholds, config.thresholds)
-    permit = read_permit(config.bundle, manifest, config.trusted_keys, own, used,
+    permit = read_permit(folder, manifest, config.trusted_keys, own, used,
                          config.changed_since_certificate)  # fmt: skip
     if permit.objection is not None or permit.certificate is None:
         yield Line("warn", "certificate", f"advisory: {permit.objection}",

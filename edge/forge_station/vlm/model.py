@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_station.bundles.trust import Trust
 from forge_station.contract.manifest import Manifest
 from forge_station.errors import BundleError, ModelError
 from forge_station.vlm import decode, engine_cache, grammar, options, providers, soft_grid
@@ -101,15 +102,17 @@ class VisionLanguageModel:
         spinning: bool = False,
         prefix: str = "",
         engines: Path | None = None,
+        trust: Trust | None = None,
     ) -> VisionLanguageModel:
         """Verify every file of the bundle folder, load it, and prove where it runs.
 
         `prefix` is the text that every trunk begins with, up to a special token: read once, here.
         Both graphs run once on a blank picture, so that an execution provider which does not do the
         work is an error before the first part. `engines`: folder with the TensorRT engines of this
-        bundle (`engine_cache`). Raises BundleError, ModelError.
+        bundle (`engine_cache`). `trust`: whose bundles are taken; None: of anybody. Raises
+        BundleError, ModelError.
         """
-        files = verify_folder(Path(bundle))
+        files = verify_folder(Path(bundle), trust)
         manifest = files.manifest
         provider = providers.chosen(manifest, provider)
         settings = engine_cache.settings(manifest, engines)

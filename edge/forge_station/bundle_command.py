@@ -1,0 +1,317 @@
+"""`forge-station bundle`: keys, signatures, the single file, and the store of a station."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from forge_station import private_key
+from forge_station.bundles import archive
+from forge_station.bundles.store import BundleStore, Version
+from forge_station.bundles.trust import Trust
+from forge_station.config import StationConfig, load_station
+from forge_station.contract import seal as contract_seal
+from forge_station.contract.error import ContractError
+from forge_station.contract.manifest import MANIFEST_NAME
+from forge_station.contract.seal import (
+    SEAL_NAME,
+    Allowance,
+    Seal,
+    Signature,
+    SignedAllowance,
+)
+from forge_station.errors import BundleError, ConfigError
+from forge_station.signing import PublicKey, public_key
+from forge_station.vlm.bundle_files import BundleFiles, read_manifest, seal_bytes, verify_folder
+
+REFUSED = 1
+_ANYBODY = Trust(unsigned=True)
+
+DESCRIPTION = """\
+A bundle is a folder with a manifest, or the same as one file (.fsb, a tar). It is released by
+signing it, and a station takes it only with the signatures that its station file asks for.
+
+on the machine of the person who releases
+  keygen NAME             a pair of keys: NAME.pem (private), NAME.pub.pem (for stations)
+  sign BUNDLE --key K     add a signature; several people can sign one bundle
+  pack FOLDER             one file for a download or a stick
+  allow BUNDLE --key K    let stations go back to this older release
+
+on the station (the station file says which keys count and where the store is)
+  verify BUNDLE           signatures, digests, kinds of files
+  install BUNDLE          verify it and put it into the store; the active one stays
+  list                    what is in the store
+  activate NAME           make it the active one, from the next start of the station on
+  rollback                back to the last one that proved itself
+
+A running station changes its bundle by the signed commands `deploy` and `rollback`, which try it
+out first. docs/BUNDLES.md tells how they go.
+"""
+EPILOG = "exit codes: 0 done, 1 the bundle is refused and nothing has changed, 64 wrong usage"
+
+
+def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
+    """Of `forge-station bundle`; `station`: the station file where none is named."""
+    command.description, command.epilog = DESCRIPTION, EPILOG
+    actions = command.add_subparsers(required=True, metavar="ACTION")
+
+    keygen = actions.add_parser("keygen", help="make a pair of keys")
+    keygen.add_argument("name", type=Path, metavar="NAME", help="writes NAME.pem and NAME.pub.pem")
+    keygen.set_defaults(run=_keygen)
+
+    sign = actions.add_parser("sign", help="add a signature to a bundle, folder or file")
+    sign.add_argument("bundle", type=Path)
+    _key_argument(sign)
+    sign.set_defaults(run=_sign)
+
+    pack = actions.add_parser("pack", help="write a bundle folder as one file")
+    pack.add_argument("bundle", type=Path, metavar="FOLDER")
+    pack.add_argument("--out", type=Path, help=f"default: NAME-VERSION{archive.SUFFIX}")
+    pack.set_defaults(run=_pack)
+
+    allow = actions.add_parser("allow", help="sign that stations may go back to an older release")
+    allow.add_argument("bundle", type=Path)
+    _key_argument(allow)
+    allow.add_argument("--days", type=int, default=7, help="how long it holds (default 7)")
+    allow.add_argument("--out", type=Path, required=True, metavar="FILE")
+    allow.set_defaults(run=_allow)
+
+    verify = actions.add_parser("verify", help="check a bundle as the station would")
+    verify.add_argument("bundle", type=Path)
+    verify.add_argument(
+        "--public", action="append", default=[], metavar="KEY",
+        help="check against this key (PEM or base64) instead of the station's; may be repeated",
+    )  # fmt: skip
+    verify.add_argument(
+        "--threshold", type=int, default=1, metavar="N", help="with --public: signatures wanted"
+    )
+    verify.add_argument("--unsigned", action="store_true", help="do not ask who signed")
+    verify.add_argument(
+        "--repeat", type=int, default=1, metavar="N",
+        help="do it N times and print the fastest and the median; folders only",
+    )  # fmt: skip
+    _station_argument(verify, station)
+    verify.set_defaults(run=_verify)
+
+    install = actions.add_parser("install", help="put a bundle into the station's store")
+    install.add_argument("bundle", type=Path)
+    install.add_argument("--allow", type=Path, metavar="FILE", help="what `bundle allow` wrote")
+    install.add_argument("--activate", action="store_true", help="and make it the active one")
+    _store_arguments(install, station)
+    install.set_defaults(run=_install)
+
+    for name, text, function in (
+        ("list", "show what is in the store", _list),
+        ("activate", "make a bundle of the store the active one", _activate),
+        ("rollback", "back to the last bundle that proved itself", _rollback),
+    ):
+        action = actions.add_parser(name, help=text)
+        if name == "activate":
+            action.add_argument("name", metavar="NAME", help="as `bundle list` prints it")
+        _store_arguments(action, station)
+        action.set_defaults(run=function)
+
+
+def _keygen(args: argparse.Namespace) -> int:
+    private = args.name.with_name(f"{args.name.name}.pem")
+    public = args.name.with_name(f"{args.name.name}.pub.pem")
+    key = private_key.generate(private, public)
+    print(f"key {key.id}")
+    print(f"{private}  private: keep it off stations and out of repositories")
+    print(f"{public}  for release.keys of the station files")
+    return 0
+
+
+def _sign(args: argparse.Namespace) -> int:
+    key = private_key.read(args.key)
+    if args.bundle.is_dir():
+        found = _signed(args.bundle, key)
+    else:
+        with tempfile.TemporaryDirectory(dir=args.bundle.parent) as place:
+            folder = Path(place) / "bundle"
+            archive.take(args.bundle, folder, _ANYBODY)
+            found = _signed(folder, key)
+            archive.pack(folder, args.bundle)
+    keys = ", ".join(item.key_id for item in found.signatures)
+    print(f"{args.bundle}  signed by {keys}")
+    return 0
+
+
+def _signed(folder: Path, key: Ed25519PrivateKey) -> Seal:
+    """Add the key's signature to a whole bundle folder."""
+    verify_folder(folder, _ANYBODY)
+    content = (folder / MANIFEST_NAME).read_bytes()
+    own = Signature(private_key.public_half(key).id, private_key.sign(key, content))
+    before = seal_bytes(folder)
+    seal = Seal((own,))
+    if before is not None:
+        seal = contract_seal.parse(before, str(folder / SEAL_NAME)).with_signature(own)
+    draft = folder / f".{SEAL_NAME}.part"
+    draft.write_bytes(seal.to_json())
+    draft.replace(folder / SEAL_NAME)
+    return seal
+
+
+def _pack(args: argparse.Namespace) -> int:
+    manifest = read_manifest(args.bundle)
+    out = args.out or Path(f"{manifest.name}-{manifest.version}{archive.SUFFIX}".replace("/", "_"))
+    archive.pack(args.bundle, out, _progress)
+    print(f"{out}  {out.stat().st_size} bytes, sha256 of the manifest {manifest.sha256}")
+    return 0
+
+
+def _allow(args: argparse.Namespace) -> int:
+    key = private_key.read(args.key)
+    manifest = _read(args.bundle, _ANYBODY).manifest
+    until = datetime.now(timezone.utc) + timedelta(days=args.days)
+    found = Allowance(
+        manifest.line,
+        manifest.name,
+        manifest.release_counter,
+        until.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+    signature = private_key.sign(key, found.canonical())
+    signed = SignedAllowance(found, private_key.public_half(key).id, signature)
+    args.out.write_bytes(signed.to_json())
+    print(f"{args.out}  {found.name}, release {found.release_counter}, until {found.expires}")
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    keys: list[PublicKey] = [public_key(item, Path.cwd()) for item in args.public]
+    if args.unsigned:
+        trust = _ANYBODY
+    elif keys:
+        trust = Trust(tuple(keys), args.threshold)
+    else:
+        trust = load_station(args.station).trust
+    try:
+        found = _read(args.bundle, trust)
+    except BundleError as error:
+        return _refused(error)
+    manifest = found.manifest
+    signed = f"signed by {', '.join(found.signed_by)}" if found.signed_by else "not signed"
+    size = sum(entry.size for entry in manifest.files.values())
+    print(
+        f"{manifest.name} {manifest.version}, release {manifest.release_counter}, line "
+        f"{manifest.line or 'any'}: {len(manifest.files)} files, {size / 1e6:.1f} MB, {signed}"
+    )
+    if args.repeat > 1 and args.bundle.is_dir():
+        spent = sorted(_timed(args.bundle, trust) for _ in range(args.repeat))
+        median = spent[len(spent) // 2]
+        print(f"verified {args.repeat} times: fastest {spent[0]:.1f} ms, median {median:.1f} ms")
+    return 0
+
+
+def _timed(folder: Path, trust: Trust) -> float:
+    begun = time.perf_counter()
+    verify_folder(folder, trust)
+    return (time.perf_counter() - begun) * 1000
+
+
+def _install(args: argparse.Namespace) -> int:
+    station, root = _place(args)
+    allowance = None
+    if args.allow is not None:
+        try:
+            allowance = contract_seal.parse_allowance(args.allow.read_bytes(), str(args.allow))
+        except OSError as error:
+            raise ConfigError("file cannot be read", which=args.allow, got=error.strerror) from None
+        except ContractError as error:
+            return _refused(error)
+    store = BundleStore.create(root, station.line.line)
+    try:
+        found = store.install(args.bundle, station.trust, allowance=allowance, progress=_progress)
+        if args.activate:
+            found = store.activate(found.name, station.trust, good=True)
+            store.prune(station.release.keep)
+    except BundleError as error:
+        return _refused(error)
+    print(f"{found.name}  installed{', active from the next start on' if args.activate else ''}")
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    store = BundleStore(_place(args)[1])
+    active = store.active
+    for found in store.versions():
+        print(_line_of(found, active))
+    return 0
+
+
+def _line_of(found: Version, active: Version | None) -> str:
+    marks = ["active"] if active is not None and active.name == found.name else []
+    marks += ["proved"] if found.good else []
+    return f"{found.name}  {found.text}, {found.manifest.precision}  {', '.join(marks) or '-'}"
+
+
+def _activate(args: argparse.Namespace) -> int:
+    station, root = _place(args)
+    store = BundleStore(root)
+    try:
+        found = store.activate(args.name, station.trust, good=True)
+    except BundleError as error:
+        return _refused(error)
+    store.prune(station.release.keep)
+    print(f"{found.name}  active from the next start on")
+    return 0
+
+
+def _rollback(args: argparse.Namespace) -> int:
+    station, root = _place(args)
+    try:
+        found = BundleStore(root).rollback(station.trust)
+    except BundleError as error:
+        return _refused(error)
+    print(f"{found.name}  active from the next start on")
+    return 0
+
+
+def _read(bundle: Path, trust: Trust) -> BundleFiles:
+    """Verify a folder, or a file in a temporary one."""
+    if bundle.is_dir():
+        return verify_folder(bundle, trust)
+    with tempfile.TemporaryDirectory() as place:
+        return replace(archive.take(bundle, Path(place) / "bundle", trust), folder=bundle)
+
+
+def _place(args: argparse.Namespace) -> tuple[StationConfig, Path]:
+    station = load_station(args.station)
+    return station, args.store or station.bundle
+
+
+def _refused(error: Exception) -> int:
+    print(f"forge-station: {error}", file=sys.stderr)
+    return REFUSED
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if done >= total else ""
+        print(f"\r{done / 1e6:.0f} of {total / 1e6:.0f} MB", end=end, file=sys.stderr, flush=True)
+
+
+def _key_argument(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
+        "--key", type=Path, required=True, metavar="PEM", help="private key (bundle keygen)"
+    )
+
+
+def _store_arguments(action: argparse.ArgumentParser, station: Path) -> None:
+    action.add_argument(
+        "--store", type=Path, metavar="FOLDER", help="default: `bundle` of the station file"
+    )
+    _station_argument(action, station)
+
+
+def _station_argument(action: argparse.ArgumentParser, station: Path) -> None:
+    action.add_argument(
+        "--station", type=Path, default=station, metavar="FILE", help=f"default {station}"
+    )
