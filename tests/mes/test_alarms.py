@@ -172,8 +172,16 @@ def test_a_code_of_the_wrong_kind_is_a_mistake_of_the_programmer(
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{", '{"alarms": [{"code": 1}, 3, {"told": "never"}]}', '{"alarms": []}']
-)
+    "content",
+    [
+        "", "[]", "{", '{"alarms": [{"code": 1}, 3, {"told": "never"}]}', '{"alarms": []}',
+        '{"alarms": null}', '{"alarms": 3}', "[" * 60_000,
+        '{"alarms": [{"code": "DRIFT", "key": [], "text": "x", "severity": 600, "since": "x",'
+        ' "instance_id": "x", "params": {}, "told": "active"}]}',
+        '{"alarms": [{"code": "DRIFT", "key": "", "text": "", "severity": "high", "since": "x",'
+        ' "instance_id": "x", "params": {}, "told": "raising"}]}',
+    ],
+)  # fmt: skip
 def test_a_damaged_file_is_begun_anew(outbox: Outbox, content: str) -> None:
     path = outbox.path.with_name("alarms.json")
     path.write_text(content)

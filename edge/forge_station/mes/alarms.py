@@ -54,7 +54,8 @@ CODES: Mapping[str, Code] = {
     "CAMERA_LOST": Code(900, "The camera is gone; parts are ERROR until it is back."),
     "PLC_LOST": Code(800, "The PLC's heartbeat has stopped: not ready, no result is shown."),
     "TRIGGER_REFUSED": Code(600, "Triggers came that the station could not take."),
-    "EVIDENCE_NOT_STORED": Code(500, "The picture of a part could not be written."),
+    "EVIDENCE_NOT_STORED": Code(500, "The evidence of a part could not be kept."),
+    "EVIDENCE_THINNED": Code(400, "Evidence of parts that did not pass is deleted for room."),
     "NOT_CERTIFIED": Code(600, "The model's certificate does not hold: no part is called PASS."),
     "DRIFT": Code(600, "Scores or images drift from those at release."),
     "MODEL_REJECTED": Code(700, "A model bundle was refused.", event=True),
@@ -105,8 +106,7 @@ class Alarms:
         self._lock = threading.RLock()
         self._entries = {
             (entry.alarm.code, entry.alarm.key): entry
-            for entry in map(_entry, state_file.read(self.path).get("alarms", []))
-            if entry is not None
+            for entry in _entries(state_file.read(self.path).get("alarms", []), config.root)
         }
         self.flush()
 
@@ -223,17 +223,7 @@ class Alarms:
         return True
 
     def _put(self, alarm: Alarm, *, active: bool, suffix: str) -> bool:
-        message = payloads.alarm_message(
-            alarm.code,
-            alarm.text,
-            self._config.root,
-            severity=alarm.severity,
-            active=active,
-            params=alarm.params,
-            instance_id=alarm.instance_id,
-            since=alarm.since,
-            acked=alarm.acked,
-        )
+        message = _message(alarm, self._config.root, active=active)
         topic = topic_of(self._config, "alarm")
         try:
             self._outbox.put(message.stream, topic, message.body, f"{alarm.instance_id}.{suffix}")
@@ -271,14 +261,42 @@ def _code(code: str, *, event: bool) -> Code:
     return known
 
 
-def _entry(facts: object) -> _Entry | None:
-    """An entry of the file; None (with a word in the log) when it is not one."""
+def _message(alarm: Alarm, source: str, *, active: bool) -> payloads.Message:
+    """Raises ContractError for an alarm that breaks the schema."""
+    return payloads.alarm_message(
+        alarm.code,
+        alarm.text,
+        source,
+        severity=alarm.severity,
+        active=active,
+        params=alarm.params,
+        instance_id=alarm.instance_id,
+        since=alarm.since,
+        acked=alarm.acked,
+    )
+
+
+def _entries(facts: object, source: str) -> list[_Entry]:
+    """The entries of the file, without those (with a word in the log) that are none."""
+    if not isinstance(facts, list):
+        log.error("the alarms of the last run cannot be read: they are no list")
+        return []
+    entries = (_entry(item, source) for item in facts)
+    return [entry for entry in entries if entry is not None]
+
+
+def _entry(facts: object, source: str) -> _Entry | None:
+    """An entry of the file; None when it is not one, or could not be told of."""
     try:
         fields = dict(facts)  # type: ignore[call-overload]
         told = fields.pop("told")
         if told not in get_args(Told):
             raise ValueError(f"told is {told!r}")
-        return _Entry(Alarm(**fields), told)
+        entry = _Entry(Alarm(**fields), told)
+        if not isinstance(entry.alarm.key, str):
+            raise ValueError(f"key is {entry.alarm.key!r}")
+        _message(entry.alarm, source, active=True)
+        return entry
     except (TypeError, ValueError, KeyError) as error:
         log.error("an alarm of the last run cannot be read: %s", error)
         return None

@@ -21,7 +21,7 @@ def read(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         log.error("%s cannot be read and is begun anew: %s", path, error)
         return {}
     if not isinstance(content, dict):
