@@ -16,7 +16,8 @@ import yaml
 
 from forge_station.config import load_station
 from forge_station.errors import LinkError, OutboxError
-from forge_station.mes.consumer import Consumer, Delivery
+from forge_station.mes import publication
+from forge_station.mes.consumer import Consumer, Delivery, Figures
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher, Timing
 from forge_station.mes.topics import MqttConfig, topic_of
@@ -206,6 +207,47 @@ def test_watermark_file_is_for_one_station_and_one_process(
     watermark.write_text(json.dumps({"source": config.root, "streams": {"verdict": 7}}))
     with pytest.raises(LinkError, match="damaged"):
         Consumer(config, "mes", watermark).start()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"[]", b"5", b"[" * 60_000, b'{"schema": "gone/1.0"}', b'{"schema": "gone/7"}',
+        *(
+            b'{"streamSeq": %s, "epoch": "e", "stream": "verdict", "id": "x"}' % number
+            for number in (b"1e999", b"-5", b"0", b"true", b'"7"', b"1.5", b"null")
+        ),
+    ],
+)  # fmt: skip
+def test_foreign_messages_end_no_consumer(tmp_path: Path, body: bytes) -> None:
+    consumer = Consumer(MqttConfig(), "mes", tmp_path / "mes.json")
+    assert consumer._read("t", body) is None
+    assert consumer.figures() == Figures(0, 0, 0, 0)
+
+
+def test_a_very_long_range_that_is_gone_is_taken_at_once(tmp_path: Path) -> None:
+    consumer = Consumer(MqttConfig(), "mes", tmp_path / "mes.json")
+    gone = publication.gone_message(
+        MqttConfig(), "mes", "verdict", "0123abcd", ranges=[(5, 10**15)], begin=3
+    )
+    for _ in range(2):
+        assert consumer._read(gone.topic, gone.body) is None
+    assert consumer.figures() == Figures(0, 0, 10**15 - 4, 2)
+
+
+@pytest.mark.parametrize("upto", ["1e400", '"x"', "[]"])
+def test_a_damaged_watermark_is_named(tmp_path: Path, upto: str) -> None:
+    watermark = tmp_path / "mes.json"
+    streams = '{"verdict": {"e": {"upto": %s, "beyond": []}}}' % upto
+    watermark.write_text('{"source": "%s", "streams": %s}' % (MqttConfig().root, streams))
+    with pytest.raises(LinkError, match="damaged"):
+        Consumer(MqttConfig(), "mes", watermark).start()
+
+
+def test_a_watermark_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LinkError, match="cannot be written"):
+        Consumer(MqttConfig(), "mes", tmp_path / "file" / "mes.json").start()
 
 
 def test_example_stores_every_event_once_and_goes_on_where_it_was(

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_station.mes import schema
@@ -54,6 +54,17 @@ def test_nothing_is_missing_until_it_is_known_where_to_begin() -> None:
     assert position.top == 9
     position.begin(6)
     assert position.missing() == ((6, 6), (8, 8))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 40)), st.none() | st.integers(0, 9), st.integers(1, 45))
+def test_lacking_counts_what_was_not_taken(taken: list[int], upto: int | None, first: int) -> None:
+    position = Position(upto)
+    for number in taken:
+        position.take(number)
+    for last in range(first, 50):
+        expected = sum(not position.has(number) for number in range(first, last + 1))
+        assert position.lacking(first, last) == expected
 
 
 def test_old_epochs_are_remembered_for_a_while_only() -> None:
@@ -114,6 +125,7 @@ def wanted(receipts: Receipts, body: bytes, now: float, confirmed: int = 0) -> l
         receipt([{"stream": "verdict", "epoch": EPOCH, "upto": "1", "top": 0}]),
         receipt([{"stream": "verdict", "epoch": EPOCH, "upto": 1, "top": 3, "missing": [[2]]}]),
         b"[" * 70_000,
+        b"[" * 60_000,
     ],
 )
 def test_receipt_that_is_none_changes_nothing(body: bytes) -> None:

@@ -98,6 +98,8 @@ class Consumer:
         self._given: Delivery | None = None
         self._stored: list[dict[str, Any]] = []
         self._changed_at: float | None = None
+        self._unwritten: str | None = None
+        """Why the watermark could not be written last: said once, not with every try."""
         self._delivered = self._repeats = self._gone = 0
         self._ending = threading.Event()
         self._teller: threading.Thread | None = None
@@ -193,9 +195,11 @@ class Consumer:
             if str(message.get("schema")).startswith("gone/"):
                 self._take_gone(message)
                 return None
-            number, epoch = int(message["streamSeq"]), str(message["epoch"])
+            number, epoch = message["streamSeq"], str(message["epoch"])
             stream, row_id = str(message["stream"]), str(message["id"])
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if type(number) is not int or number < 1:
+                raise ValueError(f"streamSeq is {number!r:.40}, 1 or more is expected")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             log.warning("%s: not a message of this interface: %r", topic, error)
             return None
         with self._lock:
@@ -216,7 +220,7 @@ class Consumer:
             if "begin" in message:
                 position.begin(message["begin"])
             for first, last in message.get("ranges", ()):
-                news = sum(not position.has(number) for number in range(first, last + 1))
+                news = position.lacking(first, last)
                 self._gone += news
                 if news:
                     log.error(
@@ -258,11 +262,13 @@ class Consumer:
         try:
             state_file.write(self._path, facts)
         except OSError as error:
-            log.error("the watermark %s cannot be written: %s", self._path, error)
+            if self._unwritten != str(error):
+                self._unwritten = str(error)
+                log.error("the watermark %s cannot be written: %s", self._path, error)
             with self._lock:
                 self._note()
             return False
-        self._stored = positions
+        self._stored, self._unwritten = positions, None
         return True
 
     def _tell(self) -> bool:
@@ -288,7 +294,7 @@ class Consumer:
             )
         try:
             self._watermark = Watermark.of(facts.get("streams", {}))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise LinkError(
                 "the watermark file is damaged",
                 which=self._path,
@@ -298,10 +304,17 @@ class Consumer:
         self._stored = self._watermark.receipt()
 
     def _take_lock(self) -> int:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(
-            self._path.with_name(self._path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600
-        )
+        lock = self._path.with_name(self._path.name + ".lock")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError as error:
+            raise LinkError(
+                "the watermark file cannot be written",
+                which=self._path,
+                got=error.strerror or error,
+                action="name one in a folder that this user may write",
+            ) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -121,7 +121,9 @@ class Receipts:
             schema.require(content)
             if content["schema"] != "receipt/1.0" or content["consumer"] != consumer:
                 raise ValueError(f"{content['schema']} of {content['consumer']}")
-        except (ValueError, TypeError, KeyError, AttributeError, ContractError) as error:
+        except (
+            ValueError, TypeError, KeyError, AttributeError, RecursionError, ContractError
+        ) as error:  # fmt: skip
             log.warning("receipt of %s is not understood: %s", consumer[:40], error)
             return None
         known = self._consumers.get(consumer)

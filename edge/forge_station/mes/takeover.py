@@ -44,7 +44,7 @@ class Takeover:
         try:
             content = json.loads(body)
             return bool(content["state"] == "ONLINE" and content["bootId"] != self._boot_id)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return False
 
     def ended(self, *, taken_over: bool, lasted: bool) -> None:

@@ -41,6 +41,12 @@ class Position:
             return True
         return any(first <= number <= last for first, last in reversed(self._beyond))
 
+    def lacking(self, first: int, last: int) -> int:
+        """How many numbers from `first` to `last` were not taken."""
+        first = first if self.upto is None else max(first, self.upto + 1)
+        taken = sum(max(0, min(last, b) - max(first, a) + 1) for a, b in self._beyond)
+        return max(0, last - first + 1) - taken
+
     def take(self, first: int, last: int | None = None) -> None:
         """Note a number, or all from `first` to `last`."""
         last = first if last is None else last
