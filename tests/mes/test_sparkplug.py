@@ -564,6 +564,31 @@ def test_a_retained_rebirth_request_is_of_another_time(tmp_path: Path) -> None:
         assert wait_for(lambda: bench.mirror.births == 2)
 
 
+@pytest.mark.parametrize(
+    "body", [b"", b"ONLINE", b"[]", b"[" * 60_000, b'{"online": 1, "timestamp": 1}', b"{}"]
+)
+def test_a_state_that_cannot_be_read_changes_nothing(tmp_path: Path, body: bytes) -> None:
+    bench = Bench(tmp_path, primary_host="scada")
+    with bench.mirror:
+        assert wait_for(lambda: bench.emits and bench.sessions[0].filters)
+        bench.emits[0](Inbound(HOST_STATE, body))
+        time.sleep(0.05)
+        assert not bench.mirror.born
+        bench.emits[0](Inbound(HOST_STATE, b'{"online": true, "timestamp": 5}'))
+        assert wait_for(lambda: bench.mirror.born)
+
+
+def test_a_fault_of_its_own_does_not_end_the_mirror(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    with bench.mirror:
+        assert wait_for(lambda: bench.mirror.born)
+        bench.mirror.update({"No/Such Metric": 1})
+        assert wait_for(lambda: bench.sessions[0].dropped)
+        with bench.mirror._lock:
+            del bench.mirror._values["No/Such Metric"]
+        assert wait_for(lambda: bench.mirror.born and len(bench.sessions) > 1)
+
+
 def test_without_a_primary_host_nothing_is_waited_for(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     with bench.mirror:

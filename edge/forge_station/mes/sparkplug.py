@@ -162,6 +162,8 @@ class Mirror:
                 if str(error) != self._error:
                     log.warning("sparkplug: %s", error)
                 self._error = str(error)
+            except Exception:  # a fault of ours must not end the mirror for good
+                log.exception("sparkplug: the mirror has failed and begins a new session")
             self._born = False
             delay_s = first_s if time.monotonic() - began > 5.0 else min(longest_s, 2 * delay_s)
             self._stop.wait(random.uniform(delay_s / 2, delay_s))
@@ -190,7 +192,7 @@ class Mirror:
             self._serve(session, node)
             if self._born:
                 session.publish(node.topic("NDEATH"), node.death(), 1)
-        except LinkError:
+        except BaseException:
             session.drop()
             raise
         session.close()
@@ -265,7 +267,7 @@ class Mirror:
             claimed, when = facts["online"], facts["timestamp"]
             if not isinstance(claimed, bool) or not isinstance(when, int):
                 raise ValueError("online is no boolean, or timestamp no number")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("sparkplug: STATE of the host cannot be read: %s", error)
             return online
         if self._host_online is not None and when < self._host_online:
