@@ -238,8 +238,9 @@ def test_a_very_long_range_that_is_gone_is_taken_at_once(tmp_path: Path) -> None
 @pytest.mark.parametrize("upto", ["1e400", '"x"', "[]"])
 def test_a_damaged_watermark_is_named(tmp_path: Path, upto: str) -> None:
     watermark = tmp_path / "mes.json"
-    streams = '{"verdict": {"e": {"upto": %s, "beyond": []}}}' % upto
-    watermark.write_text('{"source": "%s", "streams": %s}' % (MqttConfig().root, streams))
+    facts = json.dumps({"source": MqttConfig().root, "streams": {"verdict": {"e": "POSITION"}}})
+    position = f'{{"upto": {upto}, "beyond": []}}'
+    watermark.write_text(facts.replace('"POSITION"', position))
     with pytest.raises(LinkError, match="damaged"):
         Consumer(MqttConfig(), "mes", watermark).start()
 
