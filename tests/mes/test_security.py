@@ -42,6 +42,9 @@ SOON_S = 0.5
 """What is to arrive on this machine has arrived by then."""
 
 
+_HERE = f"user {pwd.getpwuid(os.getuid()).pw_name}\nlog_dest none\n"
+
+
 class GeneratedBroker(Mosquitto):
     """A mosquitto that runs what `forge-station acl` wrote, on a free port of this machine."""
 
@@ -55,8 +58,7 @@ class GeneratedBroker(Mosquitto):
         text = acl.configuration("2.0", folder, port=self.port)
         text = text.replace("/var/lib/mosquitto/", f"{folder}/")
         self._file = folder / "mosquitto.conf"
-        user = pwd.getpwuid(os.getuid()).pw_name
-        self._file.write_text(f"{text}user {user}\nlog_dest none\n")
+        self._file.write_text(text + _HERE)
 
 
 @dataclass(frozen=True)
@@ -122,10 +124,7 @@ class Peer:
 @pytest.fixture
 def plant(tmp_path: Path) -> Iterator[Plant]:
     authority = Authority(tmp_path, "ca")
-    for source, target in zip(
-        authority.issue("localhost"), ("broker.crt", "broker.key"), strict=True
-    ):
-        source.rename(tmp_path / target)
+    authority.issue("localhost", file="broker")
     parties = acl.Parties(
         (MqttConfig(station="s1"), MqttConfig(station="s2")), ("historian",), ("mes",)
     )
@@ -332,6 +331,19 @@ def test_access_file_of_a_site_with_flat_topics(tmp_path: Path) -> None:
     assert {"topic write mes/s1/last", "topic write tulip/s1/+"} <= rights
     assert {"topic read mes/s1/last/#", "topic read tulip/s1/#"} <= rights
     assert "topic read plant/s1/insp/v1/in/#" in rights
+
+
+def test_the_configuration_is_an_addition_to_that_of_debian(tmp_path: Path) -> None:
+    included = tmp_path / acl.DROP_IN
+    included.mkdir()
+    Authority(included, "ca").issue("localhost", file="broker")
+    broker = GeneratedBroker(included, acl.Parties((MqttConfig(station="s1"),)))
+    own = tmp_path / "mosquitto.conf"
+    kept = f"persistence true\npersistence_location {tmp_path}/\n"
+    own.write_text(f"{kept}include_dir {included}\n")
+    broker._file = own
+    with broker:  # it listens, or this raises
+        pass
 
 
 def test_configuration_of_mosquitto_2_1_loads_the_plugin(tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ Generation = Literal["2.0", "2.1"]
 WRITTEN = ("evt", "sts", "rsp", "job")
 """First levels below `insp/v1` that the station writes; it reads `in`."""
 PLUGIN = "/usr/lib/x86_64-linux-gnu/mosquitto_acl_file.so"
+DROP_IN = "conf.d"
+"""Folder of files that the distribution's own mosquitto.conf includes. That one says where messages
+are kept, and mosquitto refuses to start where it is said twice."""
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 
 
@@ -95,7 +98,10 @@ def configuration(
     port: int = 8883,
     plugin: str = PLUGIN,
 ) -> str:
-    """A mosquitto.conf for mutual TLS: certificates are looked for in `folder`."""
+    """A mosquitto.conf for mutual TLS: certificates are looked for in `folder`.
+
+    It is whole by itself, or in a folder `conf.d` an addition to the distribution's own.
+    """
     lines = [
         f"# Written by `forge-station acl` for mosquitto {generation}.",
         f"listener {port}",
@@ -118,7 +124,7 @@ def configuration(
     lines += [
         "# Messages wait here for consumers that are away, and survive a restart of the broker.",
         "persistence true",
-        "persistence_location /var/lib/mosquitto/",
+        *([] if folder.name == DROP_IN else ["persistence_location /var/lib/mosquitto/"]),
         "max_queued_messages 1000000",
         "max_packet_size 2000000",
     ]
@@ -129,7 +135,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Write mosquitto.conf and the access file for mutual TLS. Each client's name is the CN of "
         "its certificate; a station's is its mqtt.station. Put ca.crt, broker.crt and broker.key "
-        "beside them and start mosquitto. Example: forge-station acl --stations l3.yaml l4.yaml "
+        "beside them, readable by the user mosquitto, and restart it. In a folder conf.d the file "
+        "is an addition to /etc/mosquitto/mosquitto.conf (Debian, Ubuntu), elsewhere it is whole: "
+        "mosquitto -c FOLDER/mosquitto.conf. Example: forge-station acl --stations l3.yaml l4.yaml "
         "--consumers historian --commanders mes --out /etc/mosquitto/conf.d"
     )
     command.add_argument(
