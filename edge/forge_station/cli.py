@@ -15,6 +15,7 @@ from forge_station import (
     calibrate_command,
     capture_command,
     demo,
+    demo_files,
     offline,
     poses_command,
     run,
@@ -29,7 +30,7 @@ from forge_station.mes import acl, command_client, consumer, interface, link_ben
 
 USAGE_ERROR = 64
 _PIPE_CLOSED = 141  # as a shell reports SIGPIPE; 0 would say that a part passed
-_STATION = Path("station_config/demo/station.yaml")
+_STATION = demo_files.STATION
 
 
 class _Parser(argparse.ArgumentParser):
@@ -76,11 +77,17 @@ def build_parser() -> argparse.ArgumentParser:
         "demo",
         help="run the whole station on simulated parts",
         description="Bring up a broker, inspect simulated parts, print verdicts and a summary. "
-        "The last line is one JSON object.",
+        "The last line is one JSON object. Where there is no checkout, the files of the demo "
+        f"station are written to {_STATION.parent} first, in the working directory.",
     )
     _station_argument(command)
     command.add_argument("--parts", type=int, default=12, metavar="N", help="parts (default 12)")
-    command.set_defaults(run=lambda args: demo.run(load_station(args.station), args.parts))
+    command.add_argument(
+        "--unpack",
+        action="store_true",
+        help="only write those files: the default of other commands, a start for your own",
+    )
+    command.set_defaults(run=_demo)
 
     command = commands.add_parser(
         "run",
@@ -221,6 +228,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=_bench)
     return parser
+
+
+def _demo(args: argparse.Namespace) -> int:
+    if args.unpack or (args.station == _STATION and not _STATION.exists()):
+        demo_files.unpack()
+        print(f"written: {_STATION.parent}")
+    return 0 if args.unpack else demo.run(load_station(args.station), args.parts)
 
 
 def _bench(args: argparse.Namespace) -> int:

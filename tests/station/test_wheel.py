@@ -1,18 +1,27 @@
-"""The wheel is what a station installs: it must be complete, and hold nothing else."""
+"""The wheel is what a station installs: it must be complete, hold nothing else, and run alone."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+import venv
 import zipfile
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
+from packaging.requirements import Requirement
+
+from forge_station.capture import replay
+from forge_station.capture.base import Trigger
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the checkout without an index and without build isolation."""
     repository = Path(__file__).resolve().parents[2]
     out = tmp_path_factory.mktemp("wheel")
@@ -20,8 +29,51 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     (file,) = out.glob("*.whl")
-    with zipfile.ZipFile(file) as opened:
+    return file
+
+
+@pytest.fixture
+def wheel(wheel_file: Path) -> Iterator[zipfile.ZipFile]:
+    with zipfile.ZipFile(wheel_file) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def installed(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that holds the wheel, what it requires, and nothing else."""
+    folder = tmp_path_factory.mktemp("station")
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel_file) as opened:
+        opened.extractall(site)
+        (name,) = [item for item in opened.namelist() if item.endswith(".dist-info/METADATA")]
+        lines = opened.read(name).decode().splitlines()
+    wanted = [line.split(": ", 1)[1] for line in lines if line.startswith("Requires-Dist: ")]
+    linked: set[str] = set()
+    while wanted:
+        requirement = Requirement(wanted.pop())
+        needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if not needed or requirement.name in linked:
+            continue
+        linked.add(requirement.name)
+        found = metadata.distribution(requirement.name)
+        wanted += found.requires or []
+        for top in {path.parts[0] for path in found.files or [] if path.parts[0] != ".."}:
+            if not (site / top).exists():
+                (site / top).symlink_to(found.locate_file(top))
+    return folder / "bin/python"
+
+
+def station(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`forge-station ...` as a new user has it: no checkout near, no compiler, no PYTHONPATH."""
+    return subprocess.run(
+        [python, "-I", "-m", "forge_station.cli", *arguments],
+        cwd=folder,
+        env={"PATH": "/nonexistent", "HOME": str(folder), "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def test_has_every_module_and_every_schema(wheel, repository):
@@ -56,3 +108,73 @@ def test_the_station_requires_no_training_framework(wheel):
 def test_names_the_command(wheel):
     (entry_points,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
     assert "forge-station = forge_station.cli:main" in wheel.read(entry_points).decode()
+
+
+def test_the_demo_station_comes_along_byte_for_byte(wheel, repository):
+    folder = repository / "station_config/demo"
+    expected = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    prefix = "forge_station/demo_station/"
+    found = {
+        name.removeprefix(prefix): wheel.read(name)
+        for name in wheel.namelist()
+        if name.startswith(prefix)
+    }
+    assert found == expected and "bundle/manifest.json" in found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_wheel_alone_helps_unpacks_checks_and_inspects_a_recorded_scan(installed, tmp_path):
+    pytest.importorskip("numba", reason="the simulator needs the extra demo")
+    scan = recorded_scan(tmp_path / "scan")
+    helped = station(installed, tmp_path, "demo", "--help")
+    assert helped.returncode == 0 and "--unpack" in helped.stdout, helped.stderr
+
+    assert station(installed, tmp_path, "demo", "--unpack").returncode == 0
+    demo = tmp_path / "station_config/demo"
+    again = station(installed, tmp_path, "demo", "--unpack")
+    assert again.returncode == 64 and "is not empty" in again.stderr
+
+    refused = station(installed, tmp_path, "demo", "--parts", "1")
+    assert "forge-station[demo]" in refused.stderr, "says which extra is missing"
+
+    file = demo / "station.yaml"
+    file.write_text(
+        re.sub(r"scanner:\n(  .*\n)+", "scanner: {driver: replay, folder: ../../scan}\n",
+               file.read_text())
+    )  # fmt: skip
+    doctor = station(installed, tmp_path, "doctor", "--station", str(file), "--json")
+    lines = {item["topic"]: item for item in json.loads(doctor.stdout)["lines"]}
+    assert lines["bundle"]["level"] == "pass", lines["bundle"]
+    assert lines["provider"]["level"] == "pass", lines["provider"]
+
+    line, key = str(demo / "line.yaml"), str(demo / "certificate_key.pem")
+    inspected = station(
+        installed, tmp_path, "inspect", str(scan), "--line", line, "--part-number", "NUT-M8-5",
+        "--trusted-key", key, "--threads", "1",
+    )  # fmt: skip
+    verdict = json.loads(inspected.stdout)
+    assert (inspected.returncode, verdict["outcome"]) == (0, "PASS"), verdict["reasons"]
+    assert len(verdict["parts"]) == 5
+    assert (tmp_path / "out/inspect/scan.png").is_file()
+
+
+def recorded_scan(folder: Path) -> Path:
+    """Five right nuts under the simulated head, written as a recording."""
+    from forge_station import demo_files
+    from forge_station import line as lines
+    from forge_station.config import load_station
+    from forge_station.sim import trays
+
+    config = load_station(demo_files.source() / "station.yaml")
+    product = config.line.product("NUT-M8-5")
+    line = lines.open_line(config)
+    line.trays["1"] = trays.make(product, np.random.default_rng(3), wrong=False)
+    trigger = Trigger("1", product.part_number)
+    scanner = line.scanner_of(trigger)
+    replay.write(folder, scanner.capture(trigger), scanner.calibrations)
+    return folder
