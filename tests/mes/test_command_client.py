@@ -22,7 +22,7 @@ pytest.importorskip("rfc8785", reason="commands need the extra commands")
 
 from forge_station.contract.error import ContractError
 from forge_station.errors import ConfigError, LinkError, OutboxError
-from forge_station.mes import acl, command, command_client
+from forge_station.mes import acl, command, command_client, party
 from forge_station.mes.command_client import Commander, arguments_of, read_private_key, signed
 from forge_station.mes.command_store import CommandStore
 from forge_station.mes.commands import CommandServer
@@ -172,6 +172,18 @@ def test_no_station_and_no_answer_are_clear_errors(config: MqttConfig, tmp_path:
         commander.send("ping", timeout_s=0.5)
     with pytest.raises(LinkError, match="no connection"):
         Commander(MqttConfig(port=1), signing_rig.KEY, "me").__enter__()
+
+
+def test_who_listens_or_commands_is_not_the_station(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    party.add_arguments(parser)
+    station = MqttConfig(tls=True, tls_cert=tmp_path / "s1.crt", tls_key=tmp_path / "s1.key")
+    assert party.config_of(parser.parse_args([]), station) == station
+    mine = ["--tls-cert", "me.crt", "--tls-key", "me.key"]
+    found = party.config_of(parser.parse_args(mine), station)
+    assert (found.tls_cert, found.tls_key) == (Path("me.crt"), Path("me.key"))
+    with pytest.raises(ContractError, match="username"):
+        party.config_of(parser.parse_args(["--password-file", "f"]), station)
 
 
 def test_access_rules_are_written_beside_the_configuration(

@@ -15,7 +15,6 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +28,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
 from forge_station.errors import ConfigError, LinkError
-from forge_station.mes import command, schema
+from forge_station.mes import command, party, schema
 from forge_station.mes.link import password_of, tls_context
 from forge_station.mes.stamp import uuid7
 from forge_station.mes.topics import MqttConfig, topic_of
@@ -286,22 +285,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=LIFETIME_S, metavar="SECONDS", help="for the answer"
     )
     parser.add_argument("--json", action="store_true", help="print the reply message itself")
-    parser.add_argument("--tls-cert", type=Path, help="your certificate, not the station's")
-    parser.add_argument("--tls-key", type=Path, help="its key")
-    parser.add_argument("--username", help="your name at the broker, not the station's")
-    parser.add_argument("--password-file", type=Path)
+    party.add_arguments(parser)
 
 
 def run(args: argparse.Namespace, config: MqttConfig) -> int:
     """The command `forge-station command`. 0: it succeeded, 1: it did not."""
     key = read_private_key(args.key)
     given = arguments_of(args.name, args.arguments)
-    chosen = {
-        name: getattr(args, name)
-        for name in ("tls_cert", "tls_key", "username", "password_file")
-        if getattr(args, name) is not None
-    }
-    with Commander(replace(config, **chosen), key, args.issuer) as commander:
+    with Commander(party.config_of(args, config), key, args.issuer) as commander:
         reply = commander.send(args.name, given, args.timeout)
     if args.json:
         print(json.dumps(reply))
