@@ -26,7 +26,7 @@ from forge_station.capture import patterns
 from forge_station.config import load_station
 from forge_station.doctor import command as doctor
 from forge_station.errors import StationError
-from forge_station.mes import acl, command_client, consumer, interface, link_bench, listen
+from forge_station.mes import acl, command_client, consumer, interface, link_bench, listen, party
 
 USAGE_ERROR = 64
 _PIPE_CLOSED = 141  # as a shell reports SIGPIPE; 0 would say that a part passed
@@ -115,9 +115,12 @@ def build_parser() -> argparse.ArgumentParser:
         "listen",
         help="print what an MES receives",
         description="Subscribe to a station and print its messages: one line a verdict, gaps "
-        "and repeats reported.",
+        "and repeats reported. It may run on any machine that has the station file and what that "
+        "names (line file, public keys). A broker with access rules gives nothing to who listens "
+        "as the station itself, and says no word about it: name a certificate of your own.",
     )
     _station_argument(command)
+    party.add_arguments(command)
     command.add_argument("--json", action="store_true", help="raw bodies, one a line")
     command.add_argument("--count", type=int, metavar="N", help="stop after N verdicts")
     command.add_argument(
@@ -247,14 +250,14 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _listen(args: argparse.Namespace) -> int:
-    config = load_station(args.station)
+    mqtt = party.config_of(args, load_station(args.station).mqtt)
     if args.receipts is not None:
         file = args.watermark or Path(f"{args.receipts}.watermark.json")
         return consumer.run(
-            config.mqtt, args.receipts, file, sys.stdout,
+            mqtt, args.receipts, file, sys.stdout,
             as_json=args.json, count=args.count, idle_s=args.idle,
         )  # fmt: skip
-    listen.run(config.mqtt, sys.stdout, as_json=args.json, count=args.count, idle_s=args.idle)
+    listen.run(mqtt, sys.stdout, as_json=args.json, count=args.count, idle_s=args.idle)
     return 0
 
 
