@@ -27,7 +27,7 @@ from forge_station.errors import LinkError
 log = logging.getLogger(__name__)
 
 MAX_PAYLOAD_BYTES = 1 << 20
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
 
 _LISTENER = """
 [{version}.1]
@@ -132,6 +132,8 @@ class EmbeddedBroker:
                     which=f"{self.host}:{self.port}",
                     expected=f"listening in {START_TIMEOUT_S:g} s",
                     got="nothing" if code is None else f"exit code {code}",
+                    action="try again when the machine is less busy, or set `broker: external` "
+                    "and mqtt.host, mqtt.port to a broker that runs",
                 )
             time.sleep(0.02)
         log.info("embedded broker on %s:%d (MQTT 5) and :%d", self.host, self.port, self.port_v4)
