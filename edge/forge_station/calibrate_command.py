@@ -30,6 +30,7 @@ from forge_station.line import open_line
 EXIT_CODES = {"pass": 0, "warn": 1, "fail": 2}
 _OUT = Path("out/calibration/head.yaml")
 _PRACTICE_POSES = 16
+_PRACTICE_SIZE = (640, 480)
 
 DESCRIPTION = """\
 Calibrate a scan head (camera and projector) from a board held in 12 or more poses.
@@ -54,6 +55,7 @@ Exit code: 0 good, 1 usable with warnings, 2 not good enough (--check: drifted),
 
 Examples:
   forge-station calibrate --practice                         a simulated head and board, to try it
+  forge-station calibrate --practice --nominal sim.yaml      of the camera driver `sim`, complete
   forge-station calibrate --board board.pdf --squares 11x8 --square 12 --marker 9
   forge-station calibrate --station station.yaml --out head.yaml
   forge-station calibrate poses/ --without pose07 --out head.yaml
@@ -140,6 +142,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_nominal(args: argparse.Namespace) -> int:
+    if args.practice:
+        import forge_station.capture.sim  # noqa: F401  says which extra is missing
+        from forge_station.sim import scanner
+
+        simulated = scanner.rig(1.0, "overhead", args.camera or _PRACTICE_SIZE)[0]
+        calibration_io.save(simulated, args.nominal)
+        print(f"{args.nominal}: of the camera driver `sim`, with its tray; docs/CAMERAS.md")
+        return 0
     if args.camera is None or args.projector is None:
         raise ConfigError("--nominal needs the sizes", expected="--camera WxH and --projector WxH")
     code: patterns.Code = "columns+rows" if args.code in (None, "same") else args.code
@@ -327,7 +337,7 @@ def _practice(args: argparse.Namespace, board: Board) -> Iterator[Pose]:
     from forge_station.sim import scanner
 
     spec = patterns.spec_for("columns+rows", scanner.PROJECTOR_SIZE)
-    size = args.camera or (640, 480)
+    size = args.camera or _PRACTICE_SIZE
     head = scanner.rig(1.0, "overhead", size, pattern=spec)[0]
     practice = SimulatedBoard(head, board, 1 if args.check or args.tray else _PRACTICE_POSES)
     for number in range(1 if args.check or args.tray else _PRACTICE_POSES):

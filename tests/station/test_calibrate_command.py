@@ -218,6 +218,15 @@ def test_board_nominal_export_and_import(
     assert calibration_io.load(back).camera == calibration_io.load(found).camera
 
 
+def test_the_simulated_camera_has_a_calibration_to_write(tmp_path: Path) -> None:
+    """That of a station without hardware (docs/CAMERAS.md): the camera by itself has the same."""
+    file = tmp_path / "sim.yaml"
+    assert cli.main(["calibrate", "--practice", "--nominal", str(file)]) == 0
+    written = calibration_io.load(file)
+    assert written.digest == scanner.rig(1.0, "overhead")[0].digest
+    assert written.tray_from_camera is not None
+
+
 def test_where_poses_come_from_must_be_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["calibrate"]) == cli.USAGE_ERROR
     assert "one of POSES" in capsys.readouterr().err

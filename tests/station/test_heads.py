@@ -20,7 +20,7 @@ from forge_station.capture.base import PatternStack, Scanner
 from forge_station.capture.calibration import Calibration, Optics, PatternSpec
 from forge_station.capture.lifecycle import State
 from forge_station.capture.supervisor import Change
-from forge_station.config import load_station
+from forge_station.config import HeadScanner, load_station
 from forge_station.line import Heads, open_line
 
 WAIT_S = 90.0
@@ -90,6 +90,18 @@ def test_the_heads_of_the_station_file_are_opened_and_watched(station_file: Path
     finally:
         scanner.close()
     assert changes[-1].state is State.CLOSED
+
+
+def test_the_practice_station_of_the_document_is_read(repository: Path, tmp_path: Path) -> None:
+    text = (repository / "docs" / "CAMERAS.md").read_text(encoding="utf-8")
+    found = text.split("# /tmp/practice/station.yaml\n")[1].split("```")[0]
+    file = tmp_path / "station.yaml"
+    file.write_text(found.replace("/path/to/", f"{repository}/"))
+    config = load_station(file)
+    assert isinstance(config.scanner, HeadScanner)
+    (head,) = config.scanner.heads
+    assert head.camera.driver == "sim" and head.camera.address == head.projector.address
+    assert head.calibration == tmp_path / "sim.yaml"
 
 
 class Run:
