@@ -163,8 +163,6 @@ class OutboxLimits:
 
 
 @dataclass(frozen=True)
-class StationConfig:
-@dataclass(frozen=True)
 class EvidenceConfig:
     """Where and how long the evidence of parts is kept (docs/EVIDENCE.md)."""
 
@@ -182,6 +180,8 @@ class EvidenceConfig:
     """Keep the pattern images too: of no part, of those that are not PASS, of all."""
 
 
+@dataclass(frozen=True)
+class StationConfig:
     """station.yaml. The station's id and its ISA-95 place are levels of `mqtt`."""
 
     line: LineSpec
@@ -253,6 +253,7 @@ def load_station(path: Path | str) -> StationConfig:
         Path: lambda value: _path(value, file.parent),
         LineSpec: lambda value: _line(value, file.parent),
         PublicKey: lambda value: _key(value, file.parent),
+        EvidenceConfig: lambda value: _evidence(value, file.parent),
     }
     try:
         return record.read(StationConfig, data, converters=converters)
@@ -263,7 +264,6 @@ def load_station(path: Path | str) -> StationConfig:
 def load_line(path: Path | str) -> LineSpec:
     """Read a line file. Raises ConfigError with every problem."""
     file = Path(path)
-        EvidenceConfig: lambda value: _evidence(value, file.parent),
     try:
         return parse_line(read_yaml(file), "")
     except ConfigError:
@@ -319,6 +319,14 @@ def _path(value: object, folder: Path) -> Path:
     return (folder / Path(value).expanduser()).resolve()
 
 
+def _evidence(value: object, folder: Path) -> EvidenceConfig:
+    """A path alone, or the table."""
+    if not isinstance(value, Mapping):
+        return EvidenceConfig(_path(value, folder))
+    converters = {Path: lambda item: _path(item, folder)}
+    return record.read(EvidenceConfig, value, "evidence", converters)
+
+
 def _key(value: object, folder: Path) -> PublicKey:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a PEM file of an Ed25519 public key, or its 32 bytes as base64")
@@ -329,14 +337,6 @@ def _key(value: object, folder: Path) -> PublicKey:
 
 
 def _line(value: object, folder: Path) -> LineSpec:
-def _evidence(value: object, folder: Path) -> EvidenceConfig:
-    """A path alone, or the table."""
-    if not isinstance(value, Mapping):
-        return EvidenceConfig(_path(value, folder))
-    converters = {Path: lambda item: _path(item, folder)}
-    return record.read(EvidenceConfig, value, "evidence", converters)
-
-
     file = _path(value, folder)
     try:
         return load_line(file)
