@@ -1,6 +1,7 @@
 # make demo    the demo station: own environment, no torch, no broker, no GPU, no display needed
 # make test    the whole test suite in its own environment, with torch
 # make faults  the failure matrix of the MES link against a real broker, counted (docs/DELIVERY.md)
+# make soak    the demo line for an hour against a real broker: does anything grow? SOAK_MINUTES=8
 # make check   format, lint, types, import rules
 # make test-edge    what a station runs, in an environment without torch; ORT=1.23.2 picks a release
 # Packages come from wherever pip is set up to find them (pip.conf, PIP_* variables).
@@ -15,6 +16,7 @@ STATION ?= station_config/demo/station.yaml
 PYTEST_ARGS ?=
 FAULTS_ARGS ?=
 ORT ?= newest
+SOAK_MINUTES ?= 60
 
 DEMO := .venv
 TEST := .venv-test
@@ -22,10 +24,10 @@ EDGE := .venv-edge-$(ORT)
 EDGE_TESTS := $(addprefix tests/,capture contract geometry mes sim station vlm)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-edge faults check format system clean
+.PHONY: help demo test test-edge faults soak check format system clean
 
 help:
-	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -6
+	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -7
 	@echo "PARTS=n parts of the demo (default 12), PYTHON=python3.x, PYTEST_ARGS='-k verdict'"
 
 demo: $(DEMO)/installed
@@ -41,10 +43,13 @@ test-edge: $(EDGE)/installed system
 faults: $(TEST)/installed system
 	PYTHONPATH=edge:. $(TEST)/bin/python -m tests.mes.faults $(FAULTS_ARGS)
 
+soak: $(TEST)/installed system
+	PYTHONPATH=edge:. $(TEST)/bin/python -m deploy.soak --minutes $(SOAK_MINUTES)
+
 check: $(TEST)/installed
 	$(TEST)/bin/ruff format --check .
 	$(TEST)/bin/ruff check .
-	$(TEST)/bin/mypy edge export training
+	$(TEST)/bin/mypy edge export training deploy
 	PYTHONPATH=edge:. $(TEST)/bin/lint-imports
 
 format: $(TEST)/installed
