@@ -36,7 +36,14 @@ if (positionals.length !== 1) {
 
 // What the document says ----------------------------------------------------------------------
 
-const document = JSON.parse(readFileSync(positionals[0], 'utf8'));
+let document;
+try {
+  document = JSON.parse(readFileSync(positionals[0], 'utf8'));
+} catch (error) {
+  console.error(`no AsyncAPI document: ${error.message}`);
+  console.error('write it with: forge-station interface --station FILE --asyncapi INTERFACE.json');
+  process.exit(64);
+}
 const follow = (reference) =>
   reference
     .slice(2)
