@@ -30,6 +30,9 @@ from forge_station.mes.topics import MqttConfig, events_filter, probe_topic, sta
 from forge_station.mes.tracking import Observation, Tracker
 
 
+_FOR_PROGRAMS = ("schema", "source", "time", "schemas", "type", "bootId")
+
+
 @dataclass(frozen=True)
 class Received:
     """One message as it came. `fault` says why it could not be read; then `message` is empty."""
@@ -233,7 +236,7 @@ def line_of(received: Received) -> str:
         rest = {
             key: value
             for key, value in message.items()
-            if key not in ("schema", "source", "time", "schemas") and not isinstance(value, dict)
+            if key not in _FOR_PROGRAMS and not isinstance(value, dict)
         }
         text = "  ".join(f"{key}={value}" for key, value in rest.items())
         lines.append(f"{time_of_day} {received.kind:<7} {text}")
