@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import runpy
 import socket
 import threading
 import time
@@ -126,6 +127,19 @@ def test_parts_go_through_a_connection(served, order):
     assert len(plc.decisions) == 6 and plc.mismatches == 0
     assert served.seen == list(plc.decisions)
     plc.bus.close()
+
+
+def test_the_example_sends_parts_and_tells_what_the_line_does(served, repository, capsys):
+    example = runpy.run_path(str(repository / "examples/plc/try_plc.py"))
+    port = str(served.port)
+    assert example["main"](["--port", port, "e1", "e2", "e3"]) == 0
+    said = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert said == [[serial, CODE[truth(serial)].name] for serial in ("e1", "e2", "e3")]
+    served.gate.shut("the test is over")
+    assert example["main"](["--port", port, "--timeout", "0.5", "e4"]) == 1
+    assert "e4  HOLD: STATUS" in capsys.readouterr().out
+    assert example["main"](["--port", str(free_port()), "e5"]) == 1
+    assert "no station listens" in capsys.readouterr().err
 
 
 def test_a_connection_that_is_slow_and_breaks_again_and_again_mixes_no_parts(served):
