@@ -63,15 +63,15 @@ def rfc3339(time_: datetime) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("root", help="topic root of the station")
-    parser.add_argument("name", help="the command")
+    parser.add_argument("root", help="topic root of the station, the levels before insp/v1")
+    parser.add_argument("name", help="ping, stop, start, replay, capture ... (docs/MES.md)")
     parser.add_argument("--args", type=json.loads, default={}, help="a JSON object")
-    parser.add_argument("--key", type=Path, required=True)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=1883)
+    parser.add_argument("--key", type=Path, required=True, help="that signs: Ed25519, PEM")
+    parser.add_argument("--host", default="127.0.0.1", help="broker (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=1883, help="default 1883")
     parser.add_argument("--ca", help="CA of the broker; with --cert and --tls-key: TLS")
-    parser.add_argument("--cert")
-    parser.add_argument("--tls-key")
+    parser.add_argument("--cert", help="your certificate at the broker (PEM)")
+    parser.add_argument("--tls-key", help="its key (PEM)")
     given = parser.parse_args()
 
     key = load_pem_private_key(given.key.read_bytes(), None)

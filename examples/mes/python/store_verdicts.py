@@ -61,14 +61,14 @@ def holes(db: sqlite3.Connection) -> list[tuple[str, int, int]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("root", help="topic root of the station")
-    parser.add_argument("database")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=1883)
+    parser.add_argument("root", help="topic root of the station, the levels before insp/v1")
+    parser.add_argument("database", help="SQLite file; made when it is not there")
+    parser.add_argument("--host", default="127.0.0.1", help="broker (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=1883, help="default 1883")
     parser.add_argument("--id", default="store-verdicts", help="one for each copy that runs")
     parser.add_argument("--ca", help="CA of the broker; with --cert and --key: TLS")
-    parser.add_argument("--cert")
-    parser.add_argument("--key")
+    parser.add_argument("--cert", help="your certificate at the broker (PEM)")
+    parser.add_argument("--key", help="its key (PEM)")
     parser.add_argument("--count", type=int, help="stop after so many new verdicts")
     args = parser.parse_args()
 
