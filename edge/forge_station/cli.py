@@ -68,6 +68,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="forge-station",
         description="Inspect workpieces with a vision-language model and report to the MES.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="to begin with:\n"
+        "  forge-station demo                    a whole station on simulated parts\n"
+        "  forge-station doctor --station FILE   what stops this machine and this station\n"
+        "  forge-station run --station FILE      serve a line; `trigger` tells it of a part\n"
+        "  forge-station COMMAND --help          what a command does, with examples",
     )
     parser.add_argument("--version", action="version", version=version())
     parser.add_argument("-v", "--verbose", action="store_true", help="log what happens, to stderr")
