@@ -114,7 +114,8 @@ class ModelError(StationError):
 
 
 class LinkError(StationError):
-    """The broker refuses the station or cannot be used. The outbox keeps what was decided."""
+    """The broker refuses the station or cannot be used, or a port that others read the station at
+    cannot be had. The outbox keeps what was decided."""
 
     code: ClassVar[str] = "LINK_FAILED"
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import math
 import re
 import socket
+import struct
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +24,8 @@ pytest.importorskip("prometheus_client", reason="metrics need the extra metrics"
 from prometheus_client.parser import text_string_to_metric_families
 
 from forge_station.contract.error import ContractError
-from forge_station.errors import ConfigError
+from forge_station.errors import LinkError
+from forge_station.mes import endpoint
 from forge_station.mes.alarms import CODES, Alarms
 from forge_station.mes.delivery import Stats
 from forge_station.mes.endpoint import Endpoint, Probes
@@ -29,7 +34,7 @@ from forge_station.mes.metrics import CONTENT_TYPE, Metrics
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.settings import MonitorConfig
 from forge_station.mes.topics import MqttConfig
-from tests.mes.rig import verdict
+from tests.mes.rig import verdict, wait_for
 
 CONFIG = MqttConfig(station="s1")
 
@@ -150,10 +155,45 @@ def test_a_client_that_says_nothing_holds_up_no_other() -> None:
         assert time.monotonic() - began < 4, "answered while the silent one still waits"
 
 
+def test_a_flood_of_silent_and_slow_clients_ends_and_takes_no_thread_beyond_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint, "REQUEST_TIMEOUT_S", 1.0)
+    before = threading.active_count()
+    with Endpoint(MonitorConfig(), Probes(lambda: None, dict)) as found, ExitStack() as stack:
+        for number in range(60):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", found.port)))
+            client.sendall(b"GET /healthz HTTP/1.0\r\nX: " if number % 2 else b"")
+            slow = client
+        assert threading.active_count() <= before + 1 + 2 * endpoint.MOST_REQUESTS
+
+        def healthy() -> bool:
+            with suppress(OSError):
+                slow.sendall(b"x")  # a byte now and then holds no place
+            with suppress(OSError, http.client.HTTPException):
+                return get(found, "/healthz")[0] == 200
+            return False
+
+        assert wait_for(healthy)
+
+
+def test_a_client_that_resets_its_connection_leaves_no_traceback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with Endpoint(MonitorConfig(), Probes(lambda: None, lambda: {"x": "y" * 10_000_000})) as found:
+        with socket.create_connection(("127.0.0.1", found.port)) as client:
+            client.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+            client.recv(10)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert get(found, "/healthz")[0] == 200
+    assert wait_for(lambda: not any("process_request" in t.name for t in threading.enumerate()))
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
+        with pytest.raises(LinkError, match=f"127.0.0.1:{port}"):
             Endpoint(MonitorConfig(port=port), Probes(lambda: None, dict))
 
 

@@ -9,8 +9,11 @@ inspect a part and call it PASS, else 503; its body is one JSON object with ever
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,12 +22,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-from forge_station.errors import ConfigError
+from forge_station.errors import LinkError
 from forge_station.mes.settings import MonitorConfig
 
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 5.0
+"""For a whole request, however slowly its bytes come."""
+MOST_REQUESTS = 16
+"""At once; a connection beyond it is closed: a flood takes no file and no thread of the station."""
 NO_METRICS = b"no metrics here: install forge-station[metrics]\n"
 
 
@@ -41,14 +47,14 @@ class Probes:
 class Endpoint:
     """A context manager: serves while the block runs, each request in a thread of its own.
 
-    Raises ConfigError when the port cannot be had.
+    Raises LinkError when the port cannot be had.
     """
 
     def __init__(self, config: MonitorConfig, probes: Probes) -> None:
         try:
             self._server = _Server((config.host, config.port or 0), probes)
         except OSError as error:
-            raise ConfigError(
+            raise LinkError(
                 "the monitor cannot listen",
                 which=f"{config.host}:{config.port}",
                 got=error,
@@ -80,7 +86,36 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], probes: Probes) -> None:
         self.probes = probes
+        self._places = threading.BoundedSemaphore(MOST_REQUESTS)
         super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        over = threading.Timer(REQUEST_TIMEOUT_S, _hang_up, (request,))
+        over.daemon = True
+        over.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            over.cancel()
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            log.debug("monitor: the client went away: %s", error)
+        else:
+            log.error("monitor: a request could not be answered", exc_info=error)
+
+
+def _hang_up(request: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # closed already
+        request.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
