@@ -194,6 +194,7 @@ class Monitor:
             stats=station.publisher.stats if station.config.broker != "none" else None,
             camera=lambda: self._camera(),
             consumers=station.publisher.consumers,
+            evidence=lambda: None if station.keeper is None else station.keeper.facts(),
             state=self._state,
             certified=self._certified,
             model={"name": manifest.name, "version": manifest.version},

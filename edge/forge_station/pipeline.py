@@ -84,6 +84,8 @@ class Inspection:
     """The marks sheet that was read; None when nothing was."""
     closer_looks: Mapping[str, surface.CloserLook] = field(default_factory=dict)
     """Mark -> second picture, for surfaces that were looked at twice."""
+    problems: tuple[Problem, ...] = ()
+    """What the gate found, or what kept the data from being used at all."""
 
 
 @dataclass(frozen=True)
@@ -235,13 +237,14 @@ class Inspector:
             grids=tuple(grid for item in surfaces for grid in item.grids),
         )
         looks = {read.reading.mark: read.closer for read in surfaces if read.closer is not None}
-        return Inspection(verdict, tuple(parts), pictures, picture, looks)
+        return Inspection(verdict, tuple(parts), pictures, picture, looks, tuple(problems))
 
     def failed(self, job: Job, error: StationError, watch: Stopwatch | None = None) -> Inspection:
         """The ERROR verdict of a part whose data could not be used at all."""
-        gate = CheckResult(GATE, Outcome.ERROR, (Reason(error.code, str(error)),))
+        problems = (Problem(error.code, str(error), "ERROR"),)
         summary = ScanSummary(points=0, source=job.source)
-        return Inspection(self._verdict(job, [gate], summary, watch or Stopwatch()), (), {})
+        verdict = self._verdict(job, [gate_result(problems)], summary, watch or Stopwatch())
+        return Inspection(verdict, (), {}, problems=problems)
 
     def _judge(
         self, product: Product, read: checks.MarksRead, sizes: Mapping[str, Any]

@@ -8,6 +8,7 @@ verdict, an alarm, or a line that is told to hold its parts. Composes; nothing i
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import queue
@@ -238,8 +239,6 @@ class Runner:
         self._print(line_of(done.verdict))
         assert self._monitor is not None
         self._monitor.part(done)
-        warned = "; ".join(done.warnings)[:500]
-        self._alarm(bool(warned), "EVIDENCE_NOT_STORED", warned)
         if not self._cameras:  # a camera that is watched tells of itself
             gone = [reason.text for reason in done.verdict.reasons if reason.code in CAMERA_CODES]
             self._alarm(bool(gone), "CAMERA_LOST", "; ".join(gone)[:500])
@@ -464,7 +463,8 @@ def _socket(config: StationConfig) -> Path:
 
 
 def _require_writable(folder: Path) -> None:
-    """Raises ConfigError for a folder that cannot take the pictures of parts."""
+    """Raises ConfigError for a folder that cannot be made or used. A disk that is full, read-only
+    or broken is none of the configuration: the line runs, and the alarm says it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".{os.getpid()}.probe"
@@ -477,3 +477,6 @@ def _require_writable(folder: Path) -> None:
             got=error.strerror,
             action="create it for the station's user, or name another one in the station file",
         ) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            log.warning("evidence cannot be kept in %s: %s", folder, error.strerror)
+            return

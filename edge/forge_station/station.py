@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from forge_station import evidence, version
+from forge_station import version
 from forge_station.bundles import store as bundle_store
 from forge_station.capture import fusion, structured_light
-from forge_station.capture.base import Scanner, ScanSource, Trigger
+from forge_station.capture.base import PatternStack, Scan, Scanner, ScanSource, Trigger
+from forge_station.capture.replay import Recording
 from forge_station.config import Gates as GateLimits
 from forge_station.config import SimScanner, StationConfig
 from forge_station.contract.verdict import Outcome, Verdict
 from forge_station.errors import ConfigError, InputError, OutboxError, StationError
+from forge_station.evidence.case import Case, Decider
+from forge_station.evidence.keeper import Item, Keeper
 from forge_station.geometry import quality
 from forge_station.journal import Journal
 from forge_station.mes import report, streams
@@ -50,12 +53,11 @@ class PartInterruptedError(StationError):
 
 @dataclass(frozen=True)
 class Done:
-    """One part that went through. `warnings`: what could not be stored, never a lost verdict."""
+    """One part that went through. `warnings`: what could not be kept, never a lost verdict."""
 
     trigger: Trigger
     verdict: Verdict
-    picture: Path | None
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def open_station_inspector(config: StationConfig, folder: Path | None = None) -> Inspector:
@@ -143,7 +145,7 @@ def open_station(
             outbox,
             publisher,
             simulated=isinstance(config.scanner, SimScanner),
-            store=store,
+            keeper=stack.enter_context(Keeper(config.evidence)) if store else None,
         )
 
 
@@ -161,9 +163,9 @@ class Station:
     which a part holds; `stopped` says why no part is inspected; `selected` is the product of parts
     whose trigger names none.
 
-    `store` False keeps no pictures (benchmarks). `journal` remembers the part in work over a crash.
-    `hold`: called with the error while the outbox has no room; True: try again, False: give up,
-    and the error is raised. None: give up at once.
+    `keeper` None: no evidence is kept (benchmarks). `journal` remembers the part in work over a
+    crash. `hold`: called with the error while the outbox has no room; True: try again, False: give
+    up, and the error is raised. None: give up at once.
     """
 
     config: StationConfig
@@ -172,7 +174,7 @@ class Station:
     outbox: Outbox
     publisher: Publisher
     simulated: bool = False
-    store: bool = True
+    keeper: Keeper | None = None
     journal: Journal | None = None
     hold: Callable[[OutboxError], bool] | None = None
     stopped: str | None = None
@@ -260,6 +262,7 @@ class Station:
         job = self.job_of(trigger)
         serial = job.serial
         watch = Stopwatch()
+        recorded: Recording | None = None
         if self.journal is not None:
             self.journal.begin(job, trigger.part_number)
         try:
@@ -276,6 +279,7 @@ class Station:
             scanner = self.scanner_of(trigger)
             with watch.stage("capture"):
                 stacks = scanner.capture(trigger)
+            recorded = _recording(stacks, scanner)
             found = self.inspector.inspect_stacks(job, stacks, scanner.calibrations, watch)
         except StationError as error:
             found = self.inspector.failed(job, error, watch)
@@ -283,7 +287,7 @@ class Station:
             log.exception("part %s: unexpected failure", trigger.serial)
             cause = StationError("the station failed", which=trigger.serial, got=repr(error))
             found = self.inspector.failed(job, cause, watch)
-        return self._deliver(job, trigger, found, watch)
+        return self._deliver(job, trigger, found, watch, recorded)
 
     def interrupted(self, job: Job, part_number: str, why: str) -> Verdict:
         """Store the ERROR verdict of a part that is not inspected to its end.
@@ -299,8 +303,15 @@ class Station:
         report.put_verdict(self.outbox, self.config.mqtt, verdict.to_dict(), sw_version=version())
         return verdict
 
-    def _deliver(self, job: Job, trigger: Trigger, found: Inspection, watch: Stopwatch) -> Done:
-        """Make the verdict durable first; the picture may fail, the verdict may not."""
+    def _deliver(
+        self,
+        job: Job,
+        trigger: Trigger,
+        found: Inspection,
+        watch: Stopwatch,
+        recorded: Recording | None = None,
+    ) -> Done:
+        """Make the verdict durable first; the evidence may fail, the verdict may not."""
         with watch.stage("deliver"):
             found = self._stored(job, found, watch)
             verdict = found.verdict
@@ -309,18 +320,12 @@ class Station:
                 self.journal.end()
         verdict = replace(verdict, timings_ms=watch.timings_ms())
         warnings: tuple[str, ...] = ()
-        picture = None
-        if self.store:
-            try:
-                stored = evidence.store(
-                    self.config.evidence.folder,
-                    replace(found, verdict=verdict),
-                    self.inspector.layout,
-                )
-                picture, warnings = stored.picture, stored.warnings
-            except Exception as error:  # the verdict is out; a fault of the drawing stops nothing
-                log.exception("part %s: the picture failed", trigger.serial)
-                warnings = (f"evidence not drawn: {error!r}",)
+        try:
+            if not self._keep(job, replace(found, verdict=verdict), recorded):
+                warnings = ("evidence dropped: the disk does not keep up",)
+        except Exception as error:  # the verdict is out; a fault of the evidence stops nothing
+            log.exception("part %s: its evidence failed", trigger.serial)
+            warnings = (f"evidence not kept: {error!r}",)
         for warning in warnings:
             log.warning("part %s: %s", trigger.serial, warning)
         log.info(
@@ -331,7 +336,16 @@ class Station:
             ",".join(reason.code for reason in verdict.reasons) or "-",
             verdict.timings_ms["total"],
         )
-        return Done(trigger, verdict, picture, warnings)
+        return Done(trigger, verdict, warnings)
+
+    def _keep(self, job: Job, found: Inspection, recorded: Recording | None) -> bool:
+        """Hand the evidence over; False: dropped. It is drawn and written beside the line."""
+        if self.keeper is None:
+            return True
+        decider = Decider.of(self.inspector, self.config.runtime.threads)
+        stack = recorded if self.keeper.wants_stack(found.verdict.outcome) else None
+        case = Case.of(job, found, decider)
+        return self.keeper.keep(Item(found, self.inspector.layout, case, stack))
 
     def _stored(self, job: Job, found: Inspection, watch: Stopwatch) -> Inspection:
         """The inspection whose verdict is in the outbox. A part that had to wait for room there
@@ -347,3 +361,13 @@ class Station:
                     raise
                 if found.verdict.outcome is not Outcome.ERROR:
                     found = self.inspector.failed(job, OutboxFull("no room", got=error), watch)
+
+
+def _recording(
+    stacks: Sequence[PatternStack] | Sequence[Scan], scanner: Scanner | ScanSource
+) -> Recording | None:
+    """The pattern images as they can be stored; None of heads that measure by themselves."""
+    raw = tuple(stack for stack in stacks if isinstance(stack, PatternStack))
+    if not raw or len(raw) != len(stacks):
+        return None
+    return Recording(raw, dict(scanner.calibrations))

@@ -223,7 +223,7 @@ def test_command_over_the_link_stops_the_station_and_is_answered(bench: Bench) -
     inspector = PartInspector(FakeModel({"A": (NUT, 0.98)}), permit=certified())  # type: ignore[arg-type]
     assert isinstance(inspector, Inspector)
     station = Station(
-        config, inspector, lambda _: None, bench.outbox, publisher, store=False  # type: ignore[arg-type,return-value]
+        config, inspector, lambda _: None, bench.outbox, publisher  # type: ignore[arg-type,return-value]
     )  # fmt: skip
     with publisher, served(Control(station)):
         listening = topic_of(config.mqtt, "command", "+")

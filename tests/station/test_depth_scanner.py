@@ -134,7 +134,6 @@ def test_a_station_with_a_3d_head_ends_each_part_in_a_verdict(tmp_path: Path) ->
             line.scanner_of,
             outbox,
             Publisher(outbox, loaded.mqtt),
-            store=False,
         )
         verdict = station.inspect(trigger).verdict
     assert verdict.scan.points > 100_000 and verdict.scan.source == "depth"

@@ -110,7 +110,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
                 outbox,
                 publisher,
                 simulated=True,
-                store=False,
             ),
             scanner,
         )

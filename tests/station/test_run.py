@@ -30,6 +30,7 @@ from forge_station.config import EvidenceConfig, Runtime, SimScanner, StationCon
 from forge_station.contract.spec import LineSpec, Product
 from forge_station.contract.verdict import Outcome
 from forge_station.errors import CameraLostError, ConfigError, OutboxError
+from forge_station.evidence.keeper import Keeper
 from forge_station.journal import Journal
 from forge_station.mes.outbox import Outbox, OutboxFull
 from forge_station.mes.publisher import Publisher
@@ -101,9 +102,7 @@ class Rig:
         with Outbox(config.outbox, ballast_bytes=0) as outbox:
             inspector = PartInspector(FakeModel(PASSING), permit=self.permit)  # type: ignore[arg-type]
             publisher = Publisher(outbox, config.mqtt)
-            self.station = Station(
-                config, inspector, scanner_of, outbox, publisher, simulated=True, store=False
-            )
+            self.station = Station(config, inspector, scanner_of, outbox, publisher, simulated=True)
             yield self.station
 
     @contextmanager
@@ -267,14 +266,11 @@ class TestAFullOutbox:
         assert len(rig.bodies("verdict")) == 1, "reported once"
 
 
-def test_a_disk_that_takes_no_pictures_is_an_alarm_and_no_more(rig, monkeypatch):
-    deliver = Station._deliver
-    monkeypatch.setattr(
-        Station,
-        "_deliver",
-        lambda self, *args: replace(deliver(self, *args), warnings=("evidence not written: full",)),
-    )
-    with rig.running() as runner:
+def test_a_disk_that_takes_no_evidence_is_an_alarm_and_no_more(rig):
+    keeper = Keeper(EvidenceConfig(rig.folder / "file"))
+    (rig.folder / "file").touch()
+    with rig.running() as runner, keeper:
+        runner._station.keeper = keeper
         assert ask(runner, "a").get(timeout=60).outcome is Outcome.PASS
     assert rig.stored() == {"a": "PASS"} and rig.alarms() == [("EVIDENCE_NOT_STORED", True)]
 
@@ -306,6 +302,8 @@ def test_a_part_that_takes_longer_than_the_grace_gets_its_error(rig, monkeypatch
     assert ended[0] == run.GAVE_UP and isinstance(rig.failed, OutboxError)
     assert rig.stored() == {"a": "ERROR"}
     assert not Journal(rig.folder / "outbox.sqlite.part.json").left()
+        assert keeper.drain(60)
+        runner._monitor._look()
 
 
 class TestJournal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from forge_station.contract.catalogue import by_id
 from forge_station.contract.spec import LineSpec, Product
 from forge_station.contract.verdict import Outcome, ScanSummary, Verdict
 from forge_station.errors import BundleError, CaptureError, ConfigError, OutboxError
+from forge_station.evidence.keeper import Keeper
 from forge_station.geometry.pose import PartCloud
 from forge_station.mes import payloads
 from forge_station.mes.outbox import Outbox
@@ -83,6 +85,7 @@ class Bench:
 
     folder: Path
     outbox: Outbox
+    stack: ExitStack = field(default_factory=ExitStack)
 
     def config(self, **changes: object) -> StationConfig:
         config = StationConfig(
@@ -114,8 +117,14 @@ class Bench:
             self.outbox,
             Publisher(self.outbox, config.mqtt),
             simulated=True,
-            store=store,
+            keeper=self.keep(config) if store else None,
         )
+
+    def keep(self, config: StationConfig) -> Keeper:
+        """A keeper that writes until the test ends."""
+        keeper = Keeper(config.evidence)
+        self.stack.enter_context(keeper)
+        return keeper
 
     def stored(self) -> list[dict[str, object]]:
         """Bodies of all verdicts in the outbox, oldest first."""
@@ -124,8 +133,8 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path):
-    with Outbox(tmp_path / "outbox.sqlite", ballast_bytes=0) as outbox:
-        yield Bench(tmp_path, outbox)
+    with Outbox(tmp_path / "outbox.sqlite", ballast_bytes=0) as outbox, ExitStack() as stack:
+        yield Bench(tmp_path, outbox, stack)
 
 
 def triggers(count: int, part_number: str = "NUT") -> list[Trigger]:
@@ -219,29 +228,31 @@ def test_an_outbox_that_cannot_store_stops_the_station(bench):
 
 
 def test_evidence_is_stored_beside_the_verdict(bench):
-    (done,) = bench.make(["fine"], store=True).run(triggers(1))
-    assert done.warnings == ()
-    assert done.picture is not None
-    assert done.picture.read_bytes().startswith(b"\x89PNG")
-    names = [path.name.partition(".")[2] for path in (bench.folder / "evidence").iterdir()]
-    assert sorted(names) == ["input.json", "png", "sheet.png", "surface-A.png", "verdict.json"]
-    text = next((bench.folder / "evidence").glob("*.verdict.json")).read_text()
-    assert Verdict.from_dict(json.loads(text)) == done.verdict
+    station = bench.make(["fine"], store=True)
+    (done,) = station.run(triggers(1))
+    assert done.warnings == () and station.keeper is not None and station.keeper.drain(60)
+    files = {path.name.partition(".")[2]: path for path in (bench.folder / "evidence").glob("s1-*")}
+    assert sorted(files) == [
+        "case.npz", "input.json", "png", "sheet.png", "surface-A.png", "verdict.json"
+    ]  # fmt: skip
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert Verdict.from_dict(json.loads(files["verdict.json"].read_text())) == done.verdict
 
 
-def test_evidence_that_cannot_be_written_is_a_warning(bench, caplog):
+def test_evidence_that_cannot_be_written_is_told_and_stops_nothing(bench, caplog):
     (bench.folder / "full").write_text("a file where a folder should be")
     config = bench.config(evidence=EvidenceConfig(bench.folder / "full" / "evidence"))
-    done = list(bench.make(["fine"] * 2, config=config, store=True).run(triggers(2)))
+    station = bench.make(["fine"] * 2, config=config, store=True)
+    done = list(station.run(triggers(2)))
     assert [item.verdict.outcome for item in done] == [Outcome.PASS] * 2
-    assert done[0].picture is None
-    assert len(done[0].warnings) == 2
-    assert "evidence not written" in done[0].warnings[0]
+    assert station.keeper is not None and station.keeper.drain(60)
+    facts = station.keeper.facts()
+    assert facts.dropped == 2 and "evidence not written" in str(facts.fault)
     assert "evidence not written" in caplog.text
     assert len(bench.stored()) == 2
 
 
-def test_a_picture_that_cannot_be_drawn_is_a_warning(bench):
+def test_a_picture_that_cannot_be_drawn_stops_nothing(bench):
     """The verdict is out already: a fault of the drawing must not stop the loop."""
     part = part_cloud(NUT)
     broken = replace(part, points=np.full_like(part.points, np.nan))
@@ -253,10 +264,11 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning(bench):
             return replace(found, parts=(broken,))
 
     inspector = Broken(FakeModel({"A": (NUT, 0.98)}), permit=certified())  # type: ignore[arg-type]
-    done = list(bench.make(["fine"] * 2, inspector=inspector, store=True).run(triggers(2)))
-    assert [item.verdict.outcome for item in done] == [Outcome.PASS] * 2
-    assert [item.picture for item in done] == [None, None]
-    assert all("evidence not" in item.warnings[0] for item in done)
+    station = bench.make(["fine"] * 2, inspector=inspector, store=True)
+    assert [item.verdict.outcome for item in station.run(triggers(2))] == [Outcome.PASS] * 2
+    assert station.keeper is not None and station.keeper.drain(60)
+    assert station.keeper.facts().dropped == 2
+    assert "not drawn" in str(station.keeper.facts().fault)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +316,8 @@ def test_images_of_a_simulated_head_become_a_pass(bench):
     assert done.verdict.scan.calibration is not None
     stages = ["capture", "decode", "scene", "gate", "gauge", "views", "read", "judge", "surface"]
     assert [*done.verdict.timings_ms][:9] == stages
-    assert done.picture is not None
+    assert station.keeper is not None and station.keeper.drain(60)
+    assert station.keeper.facts().parts == 1
 
 
 def test_a_dark_scan_is_an_error_not_a_pass(bench):

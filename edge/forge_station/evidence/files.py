@@ -66,14 +66,14 @@ def store_files(
 
     def written(path: Path, content: bytes) -> Path | None:
         try:
-            _write_whole(path, content)
+            write_whole(path, content)
         except OSError as error:
             warnings.append(f"evidence not written ({path}): {error.strerror or error}")
             return None
         return path
 
     picture = written(folder / f"{name}.png", png)
-    kept = written(folder / f"{name}.verdict.json", _json(verdict.to_dict()))
+    kept = written(folder / f"{name}.verdict.json", json_bytes(verdict.to_dict()))
     files: list[Path] = []
     for file, content in (inputs or {}).items() if kept is not None else ():
         path = written(folder / file, content)
@@ -113,17 +113,23 @@ def inputs_of(inspection: Inspection, name: str) -> dict[str, bytes]:
     if listed:
         result = {"schema": INPUT_SCHEMA, "result_id": inspection.verdict.result_id}
         looks = {"closer": closer} if closer else {}
-        files[f"{name}.input.json"] = _json(result | {"pictures": listed} | looks)
+        files[f"{name}.input.json"] = json_bytes(result | {"pictures": listed} | looks)
     return files
 
 
-def _json(data: object) -> bytes:
+def json_bytes(data: object) -> bytes:
+    """JSON for a person to read. Raises ValueError for NaN."""
     return f"{json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)}\n".encode()
 
 
 def default_name(verdict: Verdict) -> str:
     """`<serial>-<end of the result id>`: the same part inspected twice keeps both."""
-    return f"{file_name(verdict.serial)}-{file_name(verdict.result_id)[-8:]}"
+    return name_of({"serial": verdict.serial, "result_id": verdict.result_id})
+
+
+def name_of(verdict: Mapping[str, Any]) -> str:
+    """As `default_name`, of `Verdict.to_dict()`."""
+    return f"{file_name(verdict['serial'])}-{file_name(verdict['result_id'])[-8:]}"
 
 
 def file_name(text: str) -> str:
@@ -131,7 +137,7 @@ def file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._")[:80] or "part"
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Write beside the place, flush to disk, then rename: a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")

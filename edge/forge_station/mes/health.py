@@ -35,6 +35,8 @@ RECENT_PARTS = 200
 """Of so many parts the times in the model are kept."""
 MODEL_STAGES = ("read", "judge", "surface")
 """Stages of a verdict's `timings_ms` that are the model's."""
+THINNED_S = 3600.0
+"""EVIDENCE_THINNED ends when for so long nothing but PASS had to go."""
 CAMERA_CODES = frozenset({"CAMERA_LOST", "CAMERA_NOT_FOUND", "CAMERA_BUSY"})
 """Reason codes of a part that say that there is no camera."""
 
@@ -47,6 +49,25 @@ class CameraFacts:
     frames: int | None = None
     drops: int | None = None
     temperature_c: float | None = None
+
+
+@dataclass(frozen=True)
+class EvidenceFacts:
+    """What is kept of parts. `deleted` by outcome, since the index was begun; `dropped` never came
+    to the disk, since the process began; `fault`: why the last one did not."""
+
+    parts: int
+    bytes: int
+    quota_bytes: int
+    deleted: Mapping[str, int] = field(default_factory=dict)
+    dropped: int = 0
+    waiting: int = 0
+    fault: str | None = None
+
+    @property
+    def missed(self) -> int:
+        """Parts that did not pass and whose evidence was deleted for room."""
+        return sum(self.deleted.get(name, 0) for name in ("FAIL", "UNSURE"))
 
 
 class Backlog(Protocol):
@@ -65,6 +86,7 @@ class Sources:
     stats: Callable[[], Stats] | None = None
     """None: the station has no broker, and nobody misses one."""
     camera: Callable[[], CameraFacts | None] = lambda: None
+    evidence: Callable[[], EvidenceFacts | None] = lambda: None
     consumers: Callable[[], Sequence[Heard]] = tuple
     state: Callable[[], tuple[str, str | None]] = lambda: ("OPERATIONAL", None)
     """Machine state and mode, as the retained `state` message has them."""
@@ -100,6 +122,7 @@ class Vitals:
     certificate_days: float | None
     consumers: tuple[Heard, ...]
     insecure: bool
+    evidence: EvidenceFacts | None = None
 
 
 class Health:
@@ -173,6 +196,7 @@ class Health:
             certificate_days=days_left(self._config.tls_cert),
             consumers=tuple(sources.consumers()),
             insecure=self._config.security == "insecure",
+            evidence=sources.evidence(),
         )
 
     def fields(self, vitals: Vitals, alarms: Sequence[str]) -> dict[str, Any]:
@@ -229,6 +253,7 @@ class Health:
                 "model": self._model(vitals),
                 "certDaysLeft": vitals.certificate_days,
                 "consumers": [_consumer(item) for item in vitals.consumers] or None,
+                "evidence": vitals.evidence and _evidence(vitals.evidence),
             }
         )
 
@@ -267,6 +292,7 @@ class Watch:
         self._cameras = cameras
         self._monotonic = monotonic
         self._since: dict[tuple[str, str], tuple[bool, float]] = {}
+        self._missed: int | None = None
 
     def judge(self, vitals: Vitals) -> None:
         """Set every alarm that the facts decide, and tell what could not be told before."""
@@ -286,6 +312,17 @@ class Watch:
         if vitals.certified is not None:
             self._set(not vitals.certified[0], "NOT_CERTIFIED", vitals.certified[1])
         self._judge_certificate(vitals.certificate_days)
+        if vitals.evidence is not None:
+            self._judge_evidence(vitals.evidence)
+
+    def _judge_evidence(self, facts: EvidenceFacts) -> None:
+        fault = facts.fault
+        text = f"{fault}; {facts.dropped} parts so far"[:500]
+        self._set(fault is not None, "EVIDENCE_NOT_STORED", text)
+        before, self._missed = self._missed, facts.missed
+        text = f"evidence of {facts.missed} parts that did not pass was deleted for room"
+        gone = before is not None and facts.missed > before
+        self._set(gone, "EVIDENCE_THINNED", text, relief_s=THINNED_S)
 
     def _judge_link(self, vitals: Vitals) -> None:
         stats = vitals.stats
@@ -344,6 +381,17 @@ class Watch:
             self._alarms.clear(code, key=key)
 
 
+def _evidence(facts: EvidenceFacts) -> dict[str, Any]:
+    return {
+        "parts": facts.parts,
+        "bytes": facts.bytes,
+        "quotaBytes": facts.quota_bytes,
+        "deleted": dict(facts.deleted),
+        "dropped": facts.dropped,
+        "waiting": facts.waiting,
+    }
+
+
 def _consumer(heard: Heard) -> dict[str, Any]:
     results = heard.positions.get("verdict")
     facts = {"id": heard.id, "alive": heard.alive, "ageS": heard.age_s}
@@ -380,6 +428,7 @@ def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 __all__ = [
     "CameraFacts",
+    "EvidenceFacts",
     "Health",
     "Sources",
     "Vitals",

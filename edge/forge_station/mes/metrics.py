@@ -83,7 +83,10 @@ class Metrics:
         self._alarms = gauge("alarm_active", "Active alarms by code.", ("code",))
         self._days = gauge("certificate_days_left", "Until the TLS certificate ends.")
         self._uptime = gauge("uptime_seconds", "Since the process began.")
-        self._deleted = counter("deletions", "Evidence files deleted for room.")
+        self._deleted = _FromZero(counter("deletions", "Parts whose evidence was deleted."))
+        self._lost = _FromZero(counter("evidence_dropped", "Parts whose evidence was not kept."))
+        self._kept = gauge("evidence_bytes", "Evidence that is kept.")
+        self._kept_quota = gauge("evidence_quota_bytes", "What evidence may take.")
 
     def describe(self, bundle: Mapping[str, str], provider: Mapping[str, str]) -> None:
         """What runs, and where."""
@@ -110,10 +113,6 @@ class Metrics:
             if reason not in self._refused:
                 self._refused[reason] = _FromZero(self._skipped.labels(reason))
             self._refused[reason].set(total)
-
-    def deleted(self, files: int) -> None:
-        """Count evidence files that were deleted for room."""
-        self._deleted.inc(files)
 
     def look(self, vitals: Vitals, alarms: Iterable[Alarm]) -> None:
         """Take over the facts of one look; what is not known is NaN."""
@@ -154,6 +153,12 @@ class Metrics:
         self._total.set(_or_nan(disk.total_bytes if disk else None))
         self._synced.set(_or_nan(clock.synced if clock else None))
         self._offset.set(_or_nan(clock.offset_s if clock else None))
+        if vitals.evidence is not None:
+            parts = {k: n for k, n in vitals.evidence.deleted.items() if k in OUTCOMES}
+            self._deleted.set(sum(parts.values()))
+            self._lost.set(vitals.evidence.dropped)
+            self._kept.set(vitals.evidence.bytes)
+            self._kept_quota.set(vitals.evidence.quota_bytes)
         self._days.set(_or_nan(vitals.certificate_days))
         self._uptime.set(vitals.uptime_s)
         active = [alarm.code for alarm in alarms]
