@@ -16,8 +16,10 @@ from forge_station import (
     capture_command,
     demo,
     demo_files,
+    evidence_command,
     offline,
     poses_command,
+    replay_command,
     run,
     scan_bench,
     version,
@@ -187,6 +189,45 @@ def build_parser() -> argparse.ArgumentParser:
     bundle_command.add_arguments(command, _STATION)
 
     command = commands.add_parser("command", help="command a station through the broker")
+    command = commands.add_parser(
+        "evidence",
+        help="list, mark and export what is kept of the parts",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    evidence_command.add_arguments(command)
+    _station_argument(command)
+    command.set_defaults(run=evidence_command.run)
+
+    command = commands.add_parser(
+        "replay",
+        help="judge stored parts again, with their own bundle or another",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    replay_command.add_arguments(command)
+    _station_argument(command)
+    command.set_defaults(run=replay_command.run)
+
+    command = commands.add_parser(
+        "msa",
+        help="measurement system analysis: does it judge and measure a part the same way each time",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    msa_command.add_arguments(command)
+
+    command = commands.add_parser(
+        "audit",
+        help="what labels prove of escapes and overkill",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    audit_command.add_arguments(command)
+
+    command = commands.add_parser(
+        "drift",
+        help="the drift watch of a station: state, release, learning anew",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    drift_command.add_arguments(command, _STATION)
+
     command_client.add_arguments(command)
     _station_argument(command)
     command.set_defaults(run=lambda args: command_client.run(args, load_station(args.station).mqtt))
