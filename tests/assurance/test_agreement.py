@@ -26,8 +26,10 @@ def study(
 
 
 def test_effectiveness_counts_every_trial_where_a_majority_would_hide_half_the_parts():
-    """60 parts: 29 right three times, 26 right twice of three, 5 wrong. The figure that some
-    programs print as the agreement with the reference is 91.7 %; the AIAG's effectiveness 48.3 %."""
+    """60 parts: 29 right three times, 26 right twice of three, 5 wrong.
+
+    What some programs print as agreement with the reference is 91.7 %, the effectiveness 48.3 %.
+    """
     rows = [(P, (P, P, P))] * 15 + [(F, (F, F, F))] * 14
     rows += [(P, (P, F, P))] * 13 + [(F, (F, F, P))] * 13
     rows += [(P, (F, F, P))] * 3 + [(F, (P, P, P))] * 2

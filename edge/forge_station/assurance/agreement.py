@@ -268,7 +268,7 @@ def bands(appraiser: Appraiser) -> dict[str, Band | None]:
         ("miss", appraiser.miss, MISS),
         ("false_alarm", appraiser.false_alarm, FALSE_ALARM),
     )
-    found = {name: band(rate and rate.share, limits) for name, rate, limits in rates}
+    found = {name: band(rate.share if rate else None, limits) for name, rate, limits in rates}
     return {**found, "kappa": band(kappa.value if kappa else None, KAPPA)}
 
 

@@ -176,9 +176,14 @@ def by_range(study: Study) -> Grr:
 def out_of_control(study: Study) -> list[tuple[str, str]]:
     """(part, appraiser) whose range of trials is above the limit of the range chart."""
     ranges = study.values.max(2) - study.values.min(2)
-    trials = study.values.shape[2]
-    limit = float(ranges.mean()) * _upper_range_factor(trials)
-    return [(study.parts[i], study.appraisers[j]) for i, j in np.argwhere(ranges > limit).tolist()]
+    found = np.argwhere(ranges > range_limit(study)).tolist()
+    return [(study.parts[i], study.appraisers[j]) for i, j in found]
+
+
+def range_limit(study: Study) -> float:
+    """Upper limit of the range chart: a trial outside was not taken as the others."""
+    ranges = study.values.max(2) - study.values.min(2)
+    return float(ranges.mean()) * _upper_range_factor(study.values.shape[2])
 
 
 def _upper_range_factor(n: int) -> float:
