@@ -24,6 +24,7 @@ from forge_station import (
     scan_bench,
     version,
 )
+from forge_station.assurance import audit_command, drift_command, msa_command
 from forge_station.capture import patterns
 from forge_station.config import load_station
 from forge_station.doctor import command as doctor
@@ -187,6 +188,27 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     bundle_command.add_arguments(command, _STATION)
+
+    command = commands.add_parser(
+        "msa",
+        help="measurement system analysis: does it judge and measure a part the same way each time",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    msa_command.add_arguments(command)
+
+    command = commands.add_parser(
+        "audit",
+        help="what labels prove of escapes and overkill",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    audit_command.add_arguments(command)
+
+    command = commands.add_parser(
+        "drift",
+        help="the drift watch of a station: state, release, learning anew",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    drift_command.add_arguments(command, _STATION)
 
     command = commands.add_parser("command", help="command a station through the broker")
     command = commands.add_parser(

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
+from forge_station.assurance.drift import DriftConfig
 from forge_station.bundles.settings import ReleaseConfig
 from forge_station.bundles.trust import Trust, release_trust
 from forge_station.capture.fusion import Fusion
@@ -219,6 +220,8 @@ class StationConfig:
     """Whose certificates count: PEM files or base64. None: the station only advises."""
     changed_since_certificate: tuple[Change, ...] = ()
     """What was changed since the bundle was certified; voids a certificate that names it."""
+    drift: DriftConfig | None = None
+    """Watch readings, scores and scans for drift; None: nobody does."""
     release: ReleaseConfig = field(default_factory=ReleaseConfig)
     """Whose bundles the station takes, and how a new one must prove itself."""
 

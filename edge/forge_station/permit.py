@@ -56,11 +56,15 @@ class Permit:
     checks_alone: bool = False
     model_sha256: str = ""
     changed: tuple[str, ...] = ()
+    withheld: str | None = None
+    """Why a monitor of the running station (the drift watch) takes the permit back for now."""
     clock: Callable[[], datetime] = utc_now
 
     @property
     def objection(self) -> str | None:
         """Why the station is advisory now; None while its certificate holds."""
+        if self.withheld is not None:
+            return self.withheld
         if self.certificate is None:
             return self.refusal
         found = objections(

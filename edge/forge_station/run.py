@@ -249,6 +249,16 @@ class Runner:
         if not self._refused_lately:
             self._alarm(False, "TRIGGER_REFUSED", "")
         self._refused_lately = False
+        self._alarm_drift()
+
+    def _alarm_drift(self) -> None:
+        """Level 2 asks for an action this shift, level 3 says that PASS is withheld."""
+        assert self._station is not None
+        watch = self._station.drift
+        if watch is not None:
+            text = watch.text[:500]
+            for level, key in ((2, "act"), (3, "withheld")):
+                self._alarm(watch.level >= level, "DRIFT", text, {"level": level}, key)
 
     def _open_gate(self) -> None:
         """Take triggers, unless a command has stopped the station."""

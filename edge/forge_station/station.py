@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from forge_station import version
+from forge_station.assurance import drift as drift_watch
 from forge_station.bundles import store as bundle_store
 from forge_station.capture import fusion, structured_light
 from forge_station.capture.base import PatternStack, Scan, Scanner, ScanSource, Trigger
@@ -145,8 +146,18 @@ def open_station(
             outbox,
             publisher,
             simulated=isinstance(config.scanner, SimScanner),
+            drift=_open_drift(config, stack),
             keeper=stack.enter_context(Keeper(config.evidence)) if store else None,
         )
+
+
+def _open_drift(config: StationConfig, stack: ExitStack) -> drift_watch.Watch | None:
+    """The drift watch of a station file; its state is stored when the stack is left."""
+    if config.drift is None:
+        return None
+    found = drift_watch.Watch(config.drift, drift_watch.state_path(config.outbox))
+    stack.callback(found.save)
+    return found
 
 
 class StationStoppedError(StationError):
@@ -178,6 +189,8 @@ class Station:
     journal: Journal | None = None
     hold: Callable[[OutboxError], bool] | None = None
     stopped: str | None = None
+    drift: drift_watch.Watch | None = None
+    """Sees every verdict; while it objects, no part is called PASS."""
     selected: str = ""
     in_work: threading.Lock = field(default_factory=threading.Lock)
     state: dict[str, Any] = field(default_factory=lambda: {"state": "PREOPERATIONAL"})
@@ -256,7 +269,26 @@ class Station:
     def inspect(self, trigger: Trigger) -> Done:
         """One part, from trigger to outbox."""
         with self.in_work:
-            return self._inspect(replace(trigger, part_number=trigger.part_number or self.selected))
+            self._heed_drift()
+            done = self._inspect(replace(trigger, part_number=trigger.part_number or self.selected))
+            if self.drift is not None:
+                try:
+                    self.drift.part(done.verdict)
+                except Exception as error:  # the verdict is out; what nobody watches is not passed
+                    log.exception("part %s: the drift watch failed", trigger.serial)
+                    self.drift.failed(error)
+                self._heed_drift()
+            return done
+
+    def _heed_drift(self) -> None:
+        """Take the permit back, or give it again, as the drift watch says."""
+        if self.drift is None:
+            return
+        self.drift.obey()
+        permit = self.inspector.permit
+        if permit.withheld != self.drift.objection:
+            permit = replace(permit, withheld=self.drift.objection)
+            self.inspector = replace(self.inspector, permit=permit)
 
     def _inspect(self, trigger: Trigger) -> Done:
         job = self.job_of(trigger)
