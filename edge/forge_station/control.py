@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from forge_station.bundles.deploy import Deployer, Host
+from forge_station.bundles.jobs import JobRecord
+from forge_station.bundles.store import BundleStore, in_use, is_store
 from forge_station.capture.base import Trigger
 from forge_station.checks import Thresholds
 from forge_station.contract.error import ContractError
-from forge_station.errors import StationError
+from forge_station.errors import OutboxError, StationError
+from forge_station.mes import payloads
 from forge_station.mes.alarms import Alarms
 from forge_station.mes.command_store import CommandStore
 from forge_station.mes.commands import CommandServer, Handler
+from forge_station.mes.topics import topic_of
 from forge_station.permit import read_permit
-from forge_station.station import Station
+from forge_station.pipeline import Inspector
+from forge_station.station import Station, birth_of, open_station_inspector
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +48,10 @@ class Control:
     alarms: Alarms | None = None
     capture: Callable[[Trigger], Trigger] | None = None
     stopped: Callable[[str | None], None] | None = None
+    deployer: Deployer | None = None
 
     def handlers(self) -> dict[str, Handler]:
-        """Command -> what it does here. deploy and rollback are not among them yet."""
+        """Command -> what it does here."""
         found: dict[str, Handler] = {
             "ping": self._ping,
             "rebirth": self._rebirth,
@@ -58,6 +66,8 @@ class Control:
             found["ackAlarm"] = self._acknowledge
         if self.capture is not None:
             found["capture"] = self._capture
+        if self.deployer is not None:
+            found["deploy"], found["rollback"] = self._deploy, self._rollback
         return found
 
     def _ping(self, _: Args) -> Args:
@@ -123,7 +133,7 @@ class Control:
                 )
             changed = (*config.changed_since_certificate, "recipe")
             permit = read_permit(
-                config.bundle,
+                self.station.bundle or in_use(config.bundle),
                 inspector.model.manifest,
                 config.trusted_keys,
                 released,
@@ -155,18 +165,98 @@ class Control:
         part = self.capture(Trigger(args.get("partId", ""), part_number))
         return {"partId": part.serial, "productId": part_number}
 
-    @contextmanager
-    def _between_parts(self) -> Iterator[None]:
-        if not self.station.in_work.acquire(timeout=PART_WAIT_S):
-            raise StationError(
-                "the part in work does not end",
-                expected=f"an end within {PART_WAIT_S:g} s",
-                action="send the command again",
-            )
-        try:
-            yield
-        finally:
-            self.station.in_work.release()
+    def _deploy(self, args: Args) -> Args:
+        """Begins it; how it goes is told on the topic of the job."""
+        if self.deployer is None or "url" not in args:
+            raise ContractError("no bundle is named", expected="url: where the bundle file is")
+        job = self.deployer.deploy(
+            args["jobId"],
+            args["url"],
+            sha256=args.get("sha256", ""),
+            allow_downgrade=args.get("allowDowngrade"),
+        )
+        return {"jobId": job.id, "state": job.state}
+
+    def _rollback(self, args: Args) -> Args:
+        if self.deployer is None:
+            raise StationError("this station has no bundle store")
+        job = self.deployer.rollback(args["jobId"])
+        return {"jobId": job.id, "state": job.state}
+
+    def _between_parts(self) -> AbstractContextManager[None]:
+        return between_parts(self.station)
+
+
+@contextmanager
+def between_parts(station: Station) -> Iterator[None]:
+    """While the block runs, no part is in work. Raises StationError when one does not end."""
+    if not station.in_work.acquire(timeout=PART_WAIT_S):
+        raise StationError(
+            "the part in work does not end",
+            expected=f"an end within {PART_WAIT_S:g} s",
+            action="send the command again",
+        )
+    try:
+        yield
+    finally:
+        station.in_work.release()
+
+
+def deployer_of(station: Station) -> Deployer | None:
+    """What brings new bundles into a running station; None where its bundle is a plain folder."""
+    config = station.config
+    if not is_store(config.bundle):
+        return None
+
+    def use(inspector: Inspector, folder: Path) -> None:
+        with between_parts(station):
+            station.inspector, station.bundle = inspector, folder
+        station.publisher.add_birth(birth_of(inspector))
+        held = station.state["state"] == "ERROR"  # a line that holds its parts goes on doing so
+        station.tell(str(station.state["text"]) if held else None)
+
+    def tell(job: JobRecord, progress: float | None) -> None:
+        body = payloads.status_body("job", config.mqtt.root, job.message(progress))
+        station.publisher.set_retained(topic_of(config.mqtt, "job", job.id), body)
+        if job.over:
+            _tell_end(station, job)
+
+    return Deployer(
+        BundleStore(config.bundle),
+        config.trust,
+        config.release,
+        Host(
+            lambda: station.inspector,
+            lambda folder: open_station_inspector(config, folder),
+            use,
+            tell,
+        ),
+        golden_p99_ms=config.runtime.time_budget_s * 1000,
+    )
+
+
+def _tell_end(station: Station, job: JobRecord) -> None:
+    """The end of a deployment as an audit event, which is delivered for sure, and once."""
+    outcome = job.state if job.state in ("SUCCEEDED", "REJECTED") else "FAILED"
+    if job.state == "ROLLED_BACK" and not job.code:  # a command asked for just that
+        outcome = "SUCCEEDED"
+    message = payloads.audit_message(
+        station.config.mqtt.root,
+        {
+            "action": "deploy" if job.url else "rollback",
+            "outcome": outcome,
+            "code": job.code or None,
+            "detail": f"{job.state}: {job.detail}"[:1000],
+            "args": {"jobId": job.id},
+            "before": {"bundle": job.before} if job.before else None,
+            "after": {"bundle": job.bundle} if job.state == "SUCCEEDED" else None,
+        },
+    )
+    topic = topic_of(station.config.mqtt, "audit")
+    try:
+        station.outbox.put(message.stream, topic, message.body, f"job.{job.id}"[:64])
+    except OutboxError as error:
+        log.error("the end of deployment %s is not told: %s", job.id, error)
 
 
 @contextmanager

@@ -16,21 +16,29 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from forge_station.capture.base import Trigger
+from forge_station.bundles import deploy
+from forge_station.capture.base import Scanner, ScanSource, Trigger
 from forge_station.capture.lifecycle import State
 from forge_station.capture.supervisor import Change
 from forge_station.config import StationConfig
 from forge_station.contract.verdict import Outcome, Verdict
-from forge_station.control import Control, served
-from forge_station.errors import ConfigError, OutboxError, StationError, TriggerError
+from forge_station.control import Control, deployer_of, served
+from forge_station.errors import (
+    BundleError,
+    ConfigError,
+    ModelError,
+    OutboxError,
+    StationError,
+    TriggerError,
+)
 from forge_station.journal import Journal
 from forge_station.line import open_line
 from forge_station.mes.alarms import Alarms
@@ -178,7 +186,7 @@ class Runner:
         source = self._source(line.camera)
         stack.callback(source.close)
         source.start()
-        station = stack.enter_context(open_station(self.config, line.scanner_of))
+        station = stack.enter_context(self._open_station(line.scanner_of))
         self._station = replace(station, journal=self._journal, hold=self._hold)
         self._serials.start(1 + station.outbox.last_number("verdict"))
         self._alarms = Alarms(station.outbox, station.config.mqtt)
@@ -191,7 +199,11 @@ class Runner:
         self._advisory = station.inspector.permit.objection is not None
         self._report_left()
         line.warm_up()
-        control = Control(self._station, self._alarms, self.commands.put, self._stopped)
+        deployer = deployer_of(self._station)
+        if deployer is not None:
+            self._station.watcher = deployer.part
+            stack.enter_context(deployer)
+        control = Control(self._station, self._alarms, self.commands.put, self._stopped, deployer)
         stack.enter_context(served(control))
         stack.enter_context(_Signals(self._signals))
         stopper = threading.Thread(target=self._stop_when_told, name="stopper", daemon=True)
@@ -200,6 +212,26 @@ class Runner:
         stack.callback(self._signals.put, None)
         self._print(station.text)
         self._print(station.inspector.permit.text)
+
+    @contextmanager
+    def _open_station(
+        self, scanner_of: Callable[[Trigger], Scanner | ScanSource]
+    ) -> Iterator[Station]:
+        """With the active bundle; one on trial that does not open is taken back."""
+        place, trust = self.config.bundle, self.config.trust
+        done = deploy.before_start(place, trust, self.config.release)
+        with ExitStack() as stack:
+            try:
+                station = stack.enter_context(open_station(self.config, scanner_of))
+            except (BundleError, ModelError) as error:
+                done = deploy.failed_start(place, trust, error)
+                if done is None:
+                    raise
+                station = stack.enter_context(open_station(self.config, scanner_of))
+            if done is not None:
+                log.warning("%s", done)
+                self._print(done)
+            yield station
 
     def serve(self) -> int:
         """The loop. Raises OutboxError when a result cannot be stored and waiting does not help."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from forge_station import version
 from forge_station.assurance import drift as drift_watch
 from forge_station.bundles import store as bundle_store
+from forge_station.bundles.deploy import Seen
 from forge_station.capture import fusion, structured_light
 from forge_station.capture.base import PatternStack, Scan, Scanner, ScanSource, Trigger
 from forge_station.capture.replay import Recording
@@ -188,6 +189,10 @@ class Station:
     keeper: Keeper | None = None
     journal: Journal | None = None
     hold: Callable[[OutboxError], bool] | None = None
+    watcher: Callable[[Seen], None] | None = None
+    """Told of each part and what it was judged from: a deployment compares and counts them."""
+    bundle: Path | None = None
+    """Folder of the bundle in use; None: as the station file names it."""
     stopped: str | None = None
     drift: drift_watch.Watch | None = None
     """Sees every verdict; while it objects, no part is called PASS."""
@@ -221,7 +226,8 @@ class Station:
         model, layout = self.inspector.model, self.inspector.layout
         model.warm_up([layout.sheet_size, layout.surface_size])
         told = self._tell_mode()
-        with KeepWarm(model.warm_up, self.config.runtime.keep_warm_s) as keep:
+        every_s = self.config.runtime.keep_warm_s
+        with KeepWarm(lambda: self.inspector.model.warm_up(), every_s) as keep:
             for trigger in triggers:
                 with keep.part():
                     done = self.inspect(trigger)
@@ -295,6 +301,7 @@ class Station:
         serial = job.serial
         watch = Stopwatch()
         recorded: Recording | None = None
+        judged_from: tuple[Sequence[Any], Mapping[str, Any]] = ((), {})
         if self.journal is not None:
             self.journal.begin(job, trigger.part_number)
         try:
@@ -311,6 +318,7 @@ class Station:
             scanner = self.scanner_of(trigger)
             with watch.stage("capture"):
                 stacks = scanner.capture(trigger)
+            judged_from = (stacks, scanner.calibrations)
             recorded = _recording(stacks, scanner)
             found = self.inspector.inspect_stacks(job, stacks, scanner.calibrations, watch)
         except StationError as error:
@@ -319,7 +327,10 @@ class Station:
             log.exception("part %s: unexpected failure", trigger.serial)
             cause = StationError("the station failed", which=trigger.serial, got=repr(error))
             found = self.inspector.failed(job, cause, watch)
-        return self._deliver(job, trigger, found, watch, recorded)
+        done = self._deliver(job, trigger, found, watch, recorded)
+        if self.watcher is not None:
+            self.watcher(Seen(job, *judged_from, done.verdict))
+        return done
 
     def interrupted(self, job: Job, part_number: str, why: str) -> Verdict:
         """Store the ERROR verdict of a part that is not inspected to its end.

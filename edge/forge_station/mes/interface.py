@@ -23,7 +23,7 @@ from forge_station.mes.topics import TOPICS, FlatTopic, MqttConfig, Topic, fille
 ASYNCAPI = "3.1.0"
 VERSION = "1.0.0"
 """Of the interface. Minor: optional fields were added. Major: another topic level than `v1`."""
-RESERVED = ("deploy", "rollback")
+RESERVED: tuple[str, ...] = ()
 """Commands whose form is fixed and which this release does not take."""
 
 Json = dict[str, Any]

@@ -194,7 +194,7 @@ TOPICS: Mapping[str, Topic] = {
         Topic("reply", "rsp/{cmdId}", "reply/1.0", "The answer to a command", expiry_s=3600),
         Topic(
             "job", "job/{jobId}", "job/1.0", "Progress of a model release",
-            retain=True, reserved=True,
+            retain=True,
         ),
         # What the station takes. Nothing in it is trusted for having come this way.
         Topic(
