@@ -114,7 +114,18 @@ def test_all_problems_come_in_one_message() -> None:
     assert all(text in str(error.value) for text in ("units", "camera.matrix", "extra"))
 
 
-@pytest.mark.parametrize("text", ["", "just words", "- 1\n- 2", "a: [", "%YAML:1.0\n--- !!x\na: 1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "just words",
+        "- 1\n- 2",
+        "a: [",
+        "%YAML:1.0\n--- !!x\na: 1",
+        "[" * 20_000,
+        "a: 2026-02-31",
+    ],
+)  # fmt: skip
 def test_file_that_is_no_calibration_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "head.yaml").write_text(text)
     with pytest.raises(CalibrationError, match=r"head\.yaml"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -95,6 +97,30 @@ def _flip_unsigned(folder: Path) -> None:
     _edit(lambda m: m["stacks"][1]["images"][10].pop("sha256"))(folder)
 
 
+def _enormous(folder: Path) -> None:
+    """A PNG of a few bytes that claims 60000 x 60000 pixels."""
+    (folder / "side" / "e1_03.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + b"".join(
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+            for kind, body in (
+                (b"IHDR", struct.pack(">IIBBBBB", 60000, 60000, 8, 0, 0, 0, 0)),
+                (b"IDAT", zlib.compress(bytes(100))),
+                (b"IEND", b""),
+            )
+        )
+    )
+    _edit(lambda m: m["stacks"][1]["images"][10].pop("sha256"))(folder)
+
+
+def _folder(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return damage
+
+
 def _recalibrate(folder: Path) -> None:
     moved = replace(head(), pixel_centre=0.5)
     calibration_io.save(moved, folder / "side" / "calibration.yaml")
@@ -110,6 +136,14 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: (f / "manifest.yaml").unlink(), "no manifest.yaml"),
     (lambda f: (f / "manifest.yaml").write_text("a: ["), r"manifest\.yaml: not YAML"),
     (lambda f: (f / "manifest.yaml").write_text("- 1"), "not a mapping"),
+    (lambda f: (f / "manifest.yaml").write_text("[" * 20_000), r"manifest\.yaml: not YAML"),
+    (lambda f: (f / "manifest.yaml").write_text("a: 2026-02-31"), r"manifest\.yaml: not YAML"),
+    (lambda f: (f / "manifest.yaml").write_bytes(b"\xff"), r"manifest\.yaml: not YAML"),
+    (_edit(lambda m: m["stacks"][1].update(meta=5)), r"stacks\[1\]\.meta: expected dict, got 5"),
+    (_edit(lambda m: m["stacks"][1].update(calibration="/etc/passwd")), "passwd leaves the folder"),
+    (_enormous, r"e1_03\.png: damaged PNG"),
+    (_folder("side/e1_03.png"), r"e1_03\.png: cannot be read \(Is a directory"),
+    (_folder("side/calibration.yaml"), r"calibration\.yaml: cannot be read \(Is a directory"),
     (_edit(lambda m: m.update(schema=9)), "schema: expected 1, got 9"),
     (_edit(lambda m: m.update(station=9)), "station: unknown key"),
     (_edit(lambda m: m.update(stacks=[])), "stacks: expected a list"),

@@ -47,7 +47,9 @@ def load(path: Path) -> Calibration:
         raise CalibrationError(
             f"calibration {path}: no such file; export it or correct the path"
         ) from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise CalibrationError(f"calibration {path}: cannot be read ({error.strerror})") from None
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise CalibrationError(
             f"calibration {path}: not plain YAML ({error}); OpenCV FileStorage files need "
             "import_opencv()"

@@ -109,7 +109,9 @@ def read(folder: Path) -> Recording:
         )
     try:
         raw = yaml.safe_load(manifest.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise InputError(f"recording {manifest}: cannot be read ({error.strerror})") from None
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise InputError(f"recording {manifest}: not YAML ({error})") from None
     entries = _check_manifest(raw, manifest)
     stacks, calibrations = [], {}
@@ -245,6 +247,11 @@ def _is_plain(name: str) -> bool:
     return bool(name) and not name.startswith(".") and all(c.isalnum() or c in "_-." for c in name)
 
 
+def _leaves(name: str) -> bool:
+    """Whether a path of a manifest names something outside of its folder."""
+    return ".." in Path(name).parts or Path(name).is_absolute()
+
+
 def _read_png(path: Path, sha256: str | None) -> NDArray[np.uint8]:
     try:
         data = path.read_bytes()
@@ -261,7 +268,10 @@ def _read_png(path: Path, sha256: str | None) -> NDArray[np.uint8]:
             f"{path}: content differs from the sha256 in {MANIFEST}; the image was changed after "
             "recording"
         )
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    except cv2.error as error:  # it claims to be larger than OpenCV reads
+        raise InputError(f"{path}: damaged PNG ({error.err})") from None
     if image is None:
         raise InputError(f"{path}: damaged PNG ({len(data)} bytes)")
     if image.dtype != np.uint8:
@@ -316,8 +326,13 @@ def _check_manifest(raw: Any, manifest: Path) -> list[dict[str, Any]]:
                 problems.append(
                     f"{where}.images[{n}].sha256: expected text, got {image['sha256']!r}"
                 )
-            elif ".." in Path(image["file"]).parts or Path(image["file"]).is_absolute():
+            elif _leaves(image["file"]):
                 problems.append(f"{where}.images[{n}].file: {image['file']} leaves the folder")
+        calibration = entry.get("calibration")
+        if isinstance(calibration, str) and _leaves(calibration):
+            problems.append(f"{where}.calibration: {calibration} leaves the folder")
+        if not isinstance(entry.get("meta", {}), dict):
+            problems.append(f"{where}.meta: expected dict, got {entry['meta']!r}")
         exposures = entry.get("exposures")
         if isinstance(exposures, list) and not (
             exposures
