@@ -15,7 +15,7 @@ import pytest
 
 from forge_station.capture.base import Frame, Trigger
 from forge_station.errors import CameraLostError, CameraTimeoutError, TriggerError
-from forge_station.triggers import local
+from forge_station.triggers import local, sources
 from forge_station.triggers.gate import Gate, Refusal, TriggerRefusedError
 from forge_station.triggers.local import SocketTrigger, StdinTrigger
 from forge_station.triggers.sources import CameraTrigger, QueueTrigger, Serials, TimerTrigger
@@ -162,6 +162,21 @@ def test_the_queue_of_commands_is_refused_like_any_other(gate):
     assert answers == [verdict_of("a")]
 
 
+def test_a_source_goes_on_after_a_fault_of_its_own(gate, monkeypatch):
+    monkeypatch.setattr(sources, "FAULT_WAIT_S", 0.01)
+    faults = [RuntimeError("can't start new thread"), ValueError("?")]
+
+    class Faulty(sources.Thread):
+        def step(self):
+            if faults:
+                raise faults.pop()
+            self.offer(part("a"))
+            self._stop.wait(20.0)
+
+    with Faulty(gate):
+        assert gate.take(20.0) == part("a")
+
+
 class TestTimer:
     @pytest.mark.parametrize("period_s", [1.0, 60.0, 3600.0, 8 * 3600.0])
     def test_beats_at_its_period_on_a_simulated_clock(self, gate, period_s):
@@ -270,6 +285,12 @@ class TestStdin:
         assert found == [("a", "NUT"), ("b", "KIT"), ("s1-000001", "NUT")]
         assert told == [], "a pipe waits, nothing is refused"
 
+    def test_bytes_that_are_no_text_are_a_part_all_the_same(self, gate):
+        lines = io.TextIOWrapper(io.BytesIO(b"\xff7 KIT\nb\n"), "ascii", "surrogateescape")
+        with StdinTrigger(gate, "NUT", lines):
+            assert (gate.take(20.0).serial, gate.finish(None)) == ("\ufffd7", None)
+            assert gate.take(20.0).serial == "b"
+
 
 class TestSocket:
     @pytest.fixture
@@ -310,8 +331,12 @@ class TestSocket:
         client.join(20.0)
 
     @pytest.mark.parametrize(
-        "line", [b"hello\n", b"[1]\n", b'{"serial": 5}\n', b"x" * 5000 + b"\n", b"\xff\n", b""]
-    )
+        "line",
+        [
+            b"hello\n", b"[1]\n", b'{"serial": 5}\n', b"x" * 5000 + b"\n", b"\xff\n", b"",
+            b"[" * 4000 + b"\n", b'{"serial": "\\ud800"}\n', b'{"part_number": "\\udfff"}\n',
+        ],
+    )  # fmt: skip
     def test_nonsense_is_refused_and_the_next_is_served(self, source, gate, path, line):
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(20.0)

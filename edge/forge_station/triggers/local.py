@@ -8,6 +8,7 @@ root) may trigger. A refused trigger is told why, and never kept.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -100,11 +101,14 @@ class SocketTrigger(Thread):
             self._clients.release()
 
     def _read(self, client: socket.socket) -> Trigger:
-        asked = json.loads(_line(client))
+        try:
+            asked = json.loads(_line(client))
+        except RecursionError as error:
+            raise ValueError("an object is expected, not lists in lists") from error
         if not isinstance(asked, dict):
             raise ValueError("an object with serial and part_number is expected")
         texts = asked.get("serial", ""), asked.get("part_number", "")
-        if not all(isinstance(text, str) for text in texts):
+        if not all(isinstance(text, str) and _is_unicode(text) for text in texts):
             raise ValueError("serial and part_number are texts")
         serial, number = texts
         return Trigger(serial, number or self._part_number, time.time_ns())
@@ -112,7 +116,8 @@ class SocketTrigger(Thread):
 
 class StdinTrigger(Thread):
     """A line a part: `SERIAL [PART_NUMBER]`. Waits where a part is in work: a pipe keeps its lines,
-    so nothing is refused and nothing is queued here. At the end of the input the gate ends."""
+    so nothing is refused and nothing is queued here. At the end of the input the gate ends.
+    Bytes that are no UTF-8 become `\ufffd`: a part lies there, whatever its serial is."""
 
     name = "stdin"
 
@@ -120,6 +125,8 @@ class StdinTrigger(Thread):
         super().__init__(gate)
         self._part_number = part_number
         self._lines = lines or sys.stdin
+        if isinstance(self._lines, io.TextIOWrapper):
+            self._lines.reconfigure(encoding="utf-8", errors="replace")
 
     def close(self) -> None:
         """The thread may be waiting for a line; it ends with the process."""
@@ -204,6 +211,11 @@ def _line(client: socket.socket) -> bytes:
         if not piece or len(found) > MOST_BYTES:
             raise ValueError(f"one line of JSON, at most {MOST_BYTES} bytes, is expected")
     return found
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can name half a character (`"\\ud800"`), which nothing can store or send."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _say(client: socket.socket, message: Mapping[str, Any]) -> None:

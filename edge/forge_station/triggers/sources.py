@@ -20,6 +20,7 @@ from forge_station.triggers.gate import Answer, Gate, TriggerRefusedError
 log = logging.getLogger(__name__)
 
 PULSE_WAIT_S = 0.5
+FAULT_WAIT_S = 1.0
 
 
 class Serials:
@@ -114,7 +115,11 @@ class Thread:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self.step()
+            try:
+                self.step()
+            except Exception:  # a source that has ended would leave a station that hears nothing
+                log.exception("%s: a trigger could not be taken", self.name)
+                self._stop.wait(FAULT_WAIT_S)
 
 
 class TimerTrigger(Thread):
