@@ -159,6 +159,10 @@ REFUSED = {
     ),
     "no JSON": (rig.inbound(b"ping"), "MALFORMED"),
     "nested without end": (rig.inbound(b"[" * 9000), "MALFORMED"),
+    "half a character in a name": (
+        rig.inbound(json.dumps(altered(**{"\ud800": 1})).encode()),
+        "MALFORMED",
+    ),
     "not UTF-8": (rig.inbound(b"\xff\xfe{}"), "MALFORMED"),
     "NaN": (rig.inbound(b'{"counter":NaN}'), "MALFORMED"),
     "a member twice": (

@@ -189,7 +189,7 @@ def canonical(message: Mapping[str, Any]) -> bytes:
         ) from error
     try:
         return rfc8785.dumps({key: value for key, value in message.items() if key != "sig"})
-    except rfc8785.CanonicalizationError as error:
+    except ValueError as error:  # CanonicalizationError, or half a character in a member's name
         raise Refused("MALFORMED", f"no canonical form: {error}") from error
 
 
