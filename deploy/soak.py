@@ -284,8 +284,10 @@ def _run(
         if "outcome" in answer:
             found.outcomes[answer["outcome"]] += 1
             found.latency_s.append(time.monotonic() - at)
-        else:
+        elif "refused" in answer:
             found.refused += 1
+        else:
+            raise TriggerError("the station ended before its verdict", which=f"part {number}")
         while (received := listener.next(0.0)) is not None:
             _count(found, received.kind, received.fault)
         now = time.monotonic()
@@ -450,4 +452,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # Told to stop: leave the context managers, which stop station and broker.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

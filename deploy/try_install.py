@@ -78,10 +78,13 @@ def _fresh_root(image: str, work: Path, number: int) -> Path:
         raise ValueError(f"no way to make {image} here, only {', '.join(SUITES)}")
     base, root = work / "base", work / f"stage-{number}"
     if not base.exists():
-        command = ["debootstrap", "--variant=minbase", SUITES[image], str(base), *_mirror()]
+        half = work / "base.half"
+        shutil.rmtree(half, ignore_errors=True)
+        command = ["debootstrap", "--variant=minbase", SUITES[image], str(half), *_mirror()]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         for name in ("etc/resolv.conf", "etc/apt/apt.conf.d", "etc/ssl/certs"):
-            _bring(Path("/") / name, base / name)
+            _bring(Path("/") / name, half / name)
+        half.rename(base)
     subprocess.run(["cp", "-a", str(base), str(root)], check=True)
     return root
 

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy import try_install
+from deploy.try_install import instructions
 from forge_station import cli
 from forge_station.config import Runtime
 
@@ -31,14 +33,6 @@ def folder(repository: Path) -> Path:
 def compose(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((folder / "compose.yaml").read_text(encoding="utf-8"))
     return found
-
-
-def instructions(path: Path) -> list[tuple[str, str]]:
-    """Name and argument of each instruction, continued lines joined, comments left out."""
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    text = re.sub(r"\\\n", " ", "\n".join(lines))
-    found = [line.partition(" ") for line in text.splitlines() if line.strip()]
-    return [(name, " ".join(argument.split())) for name, _, argument in found]
 
 
 @pytest.mark.skipif(HADOLINT is None, reason="hadolint is not installed (extra dev)")
@@ -84,6 +78,41 @@ def test_the_images_differ_only_where_they_must(folder):
     different = {a[0] for a, b in zip(one, other, strict=True) if a != b} - allowed
     assert different == {"RUN"}
     assert sum(a != b for a, b in zip(one, other, strict=True) if a[0] == "RUN") == 1
+
+
+def test_a_trial_knows_every_instruction_of_the_image(folder, monkeypatch, tmp_path):
+    """Steps in order, in the stage that they belong to, as the user they run as."""
+    done: list[tuple[str, str]] = []
+
+    def fresh_root(image: str, work: Path, number: int) -> Path:
+        done.append(("FROM", image))
+        (work / str(number)).mkdir()
+        return work / str(number)
+
+    def inside(stage: try_install.Stage, command: list[str], user: str) -> int:
+        done.append((f"RUN {stage.root.name} {user}", command[-1]))
+        (stage.root / "opt/forge-station").mkdir(parents=True, exist_ok=True)
+        return 0
+
+    monkeypatch.setattr(try_install, "_fresh_root", fresh_root)
+    monkeypatch.setattr(try_install, "_inside", inside)
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels/one.whl").write_text("a wheel")
+    stage = try_install.build(folder / "Dockerfile", tmp_path / "wheels", tmp_path)
+    assert [name for name, _ in done] == ["FROM", "RUN 0 0", "RUN 0 0", "FROM", "RUN 1 0"]
+    assert done[0] == done[3] == ("FROM", "debian:bookworm-slim")
+    assert (tmp_path / "0/wheelhouse/one.whl").is_file() and not (
+        tmp_path / "1/wheelhouse"
+    ).exists()
+    assert (stage.user, stage.folder) == ("10001", "/var/lib/forge-station")
+    assert stage.entry == ["/opt/forge-station/bin/forge-station"]
+
+
+def test_a_trial_refuses_what_it_does_not_know(tmp_path):
+    file = tmp_path / "Dockerfile"
+    file.write_text("ADD . /\n")
+    with pytest.raises(ValueError, match="instruction ADD"):
+        try_install.build(file, tmp_path, tmp_path)
 
 
 def test_compose_gives_the_station_no_more_than_it_needs(compose):
