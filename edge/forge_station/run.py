@@ -29,6 +29,7 @@ from forge_station.capture.base import Scanner, ScanSource, Trigger
 from forge_station.capture.lifecycle import State
 from forge_station.capture.supervisor import Change
 from forge_station.config import StationConfig
+from forge_station.contract.error import ContractError
 from forge_station.contract.verdict import Outcome, Verdict
 from forge_station.control import Control, deployer_of, served
 from forge_station.errors import (
@@ -168,7 +169,7 @@ class Runner:
         self._signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._background = ThreadPoolExecutor(1, "alarms")
-        self._refused_lately = self._held = False
+        self._refused_lately = self._held = self._unheard = False
         self._advisory = True
         self._station: Station | None = None
         self._alarms: Alarms | None = None
@@ -388,9 +389,13 @@ class Runner:
         if left is None:
             return
         job, number = left
-        verdict = self._station.interrupted(job, number, "the station went down")
+        try:
+            verdict = self._station.interrupted(job, number, "the station went down")
+        except ContractError as error:  # changed by hand, or written by another release
+            log.error("%s names a part that cannot be reported: %s", self._journal.path, error)
+        else:
+            self._print(line_of(verdict))
         self._journal.end()
-        self._print(line_of(verdict))
 
     def _stop_when_told(self) -> None:
         """First signal: end after the part in work. Second signal, or grace over: give it up."""
@@ -466,7 +471,13 @@ class Runner:
         return products[0].part_number if len(products) == 1 else ""
 
     def _print(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
+        """A line for people. Its reader may be gone or its disk full: the line goes on."""
+        try:
+            print(text, file=self._out, flush=True)
+        except (OSError, ValueError) as error:
+            if not self._unheard:
+                log.error("lines for people cannot be written any more: %s", error)
+            self._unheard = True
 
 
 def line_of(verdict: Verdict) -> str:

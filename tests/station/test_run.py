@@ -174,6 +174,36 @@ def test_parts_come_in_and_verdicts_go_out_one_line_each(rig):
     ]
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "No space left on device")])
+def test_output_that_nobody_takes_stops_no_line(rig, error):
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise error
+
+    rig.out = Gone()
+    with rig.running() as runner:
+        for serial in ("a", "b"):
+            assert ask(runner, serial).get(timeout=60).outcome is Outcome.PASS
+    assert rig.code == run.STOPPED and rig.stored() == {"a": "PASS", "b": "PASS"}
+
+
+@pytest.mark.parametrize(
+    "change", [{"result_id": "?"}, {"begin_time": "now"}, {"serial": "x" * 999}]
+)
+def test_a_note_of_a_part_that_cannot_be_reported_does_not_keep_the_station_down(rig, change):
+    config = rig.config()
+    left = config.outbox.with_name("outbox.sqlite.part.json")
+    facts = {
+        "result_id": "0198c1f0-0000-7000-8000-000000000000", "serial": "a", "serial_source": "none",
+        "begin_time": "2026-11-30T10:38:36.741Z", "line": "l1", "station": "s1", "source": "sim",
+        "simulated": True, "part_number": "NUT",
+    }  # fmt: skip
+    left.write_text(json.dumps({**facts, **change}))
+    with rig.running(config) as runner:
+        assert ask(runner, "b").get(timeout=60).outcome is Outcome.PASS
+    assert rig.stored()["b"] == "PASS" and json.loads(left.read_text()) == {}
+
+
 def test_numbers_go_on_after_a_restart_whatever_was_refused(rig):
     rig.scanner = Slow(["fine"] * 9)
     for expected in ("s1-000001", "s1-000002"):
