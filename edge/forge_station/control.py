@@ -7,6 +7,7 @@ Whatever changes the inspection waits for the part in work, so that no part sees
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -98,7 +99,8 @@ class Control:
         self.station.stopped = why
         if self.stopped is not None:
             self.stopped(why)
-        self.station.tell(None)
+        state = self.station.state  # a line that holds its parts goes on holding them
+        self.station.tell(str(state["text"]) if state["state"] == "ERROR" else None)
         return {"before": {"stopped": before}, "after": {"stopped": why}}
 
     def _select_recipe(self, args: Args) -> Args:
@@ -162,7 +164,7 @@ class Control:
                 raise ContractError("which product?", expected=f"productId: {', '.join(known)}")
             product = known[0]
         part_number = self.station.config.line.product(product).part_number
-        part = self.capture(Trigger(args.get("partId", ""), part_number))
+        part = self.capture(Trigger(args.get("partId", ""), part_number, time.time_ns()))
         return {"partId": part.serial, "productId": part_number}
 
     def _deploy(self, args: Args) -> Args:

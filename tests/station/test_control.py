@@ -71,6 +71,16 @@ def test_stopped_station_calls_no_part_good_and_goes_on_after_start(bench: Bench
     assert told == ["tray changed", None]
 
 
+def test_start_does_not_end_a_hold(bench: Bench) -> None:
+    station = make(bench)
+    does = Control(station).handlers()
+    station.tell("the outbox is full")
+    for command in ("stop", "start"):
+        does[command]({})
+        assert (station.state["state"], station.state["text"]) == ("ERROR", "the outbox is full")
+        assert station.state["flags"].get("stopped", False) is (command == "stop")
+
+
 def test_selected_product_is_that_of_triggers_without_one(bench: Bench) -> None:
     station = make(bench, line=TWO)
     does = Control(station).handlers()
@@ -175,7 +185,8 @@ def test_capture_puts_a_part_of_the_right_product(bench: Bench) -> None:
         does({})
     assert does({"productId": "NUT"}) == {"partId": "s1-000007", "productId": "NUT"}
     does({"productId": "OTHER", "partId": "x"})
-    assert put == [Trigger("", "NUT"), Trigger("x", "OTHER")]
+    assert [(part.serial, part.part_number) for part in put] == [("", "NUT"), ("x", "OTHER")]
+    assert all(part.t_utc_ns for part in put), "a part that waits too long is refused by its time"
 
 
 def test_alarm_is_acknowledged_once(bench: Bench) -> None:
