@@ -9,7 +9,8 @@
 The folder appears complete or not at all: everything is written beside it and renamed at the end. A
 run that was killed goes on where it stopped. With --gate a bundle whose verdicts are not those of
 full precision is not written (`export.verify` has the limits). export/README.md has targets and
-precisions. Signing is another step. The last line of the output is one JSON object.
+precisions. Signing is another step (`forge-station bundle sign`). The last line of the output is
+one JSON object.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import numpy as np
 import yaml
 from tqdm import tqdm
 
+from export import golden as golden_set
 from export import model_card, targets
 from export.decoder import PREFIX, write_decoder
 from export.drift import Drift
@@ -45,7 +47,7 @@ from export.vision import write_vision
 from forge_station.checks import Thresholds
 from forge_station.contract import record, spec
 from forge_station.contract.error import StationError
-from forge_station.contract.manifest import MANIFEST_NAME, FileEntry, Manifest
+from forge_station.contract.manifest import GOLDEN, MANIFEST_NAME, FileEntry, Manifest
 from forge_station.contract.views import DIFFERENCE
 from forge_station.errors import InputError
 from forge_station.geometry import reference_io
@@ -75,13 +77,15 @@ def write_bundle(
     replace: bool = False,
     progress: Callable[[str, int], object] = lambda _what, _steps: None,
     judge: Callable[[Path], Drift] | None = None,
+    golden: Callable[[Path], object] | None = None,
 ) -> Manifest:
     """Write the folder `out`. Raises InputError; nothing is left behind on failure.
 
     `progress(what, steps)` is called after each piece of work; `steps_of` tells the total. A run
     that was killed leaves `<out>.partial`, with which the next one of the same release goes on.
     `judge` compares the finished folder with full precision and raises `Degraded`, after which the
-    partial folder stays as well.
+    partial folder stays as well. `golden` puts the golden set into the finished folder, which then
+    gets its final manifest.
     """
     bits = targets.bits_of(release.target, release.precision)
     if out.exists() and not (replace and (out / MANIFEST_NAME).is_file()):
@@ -108,6 +112,8 @@ def write_bundle(
             (folder / name).unlink(missing_ok=True)
             if source is not None:
                 shutil.copyfile(source, folder / name)
+        for name in GOLDEN:
+            (folder / name).unlink(missing_ok=True)
         describe = partial(manifest_of, checkpoint, network, codec, card, line_name)
         found = None
         if judge is not None:
@@ -115,6 +121,9 @@ def write_bundle(
             _finish(folder, dataclasses.replace(release, created=""), card, describe, None)
             found = judge(folder)
         manifest = _finish(folder, release, card, describe, found)
+        if golden is not None:
+            golden(folder)
+            manifest = _finish(folder, release, card, describe, found)
         progress("manifest", 1)
         (folder / _JOB).unlink()
         if out.exists():
@@ -385,6 +394,16 @@ def _parser() -> argparse.ArgumentParser:
         "--pod", type=Path, nargs="*", default=[], help="pod.json files of training.calibrate pod"
     )
     parser.add_argument("--thresholds", type=Path, help="JSON object: name -> number")
+    parser.add_argument(
+        "--golden",
+        type=Path,
+        metavar="CASES",
+        help="folder with cases.jsonl: some of them, and what the bundle says, become the golden "
+        "set that each station judges on its own device before the bundle is used",
+    )
+    parser.add_argument(
+        "--golden-count", type=int, default=12, metavar="N", help="cases in it (default 12)"
+    )
     parser.add_argument("--replace", action="store_true", help="replace an existing bundle")
     how = parser.add_argument_group("where it runs, and how weights are kept")
     how.add_argument("--target", choices=list(TARGETS), default="cpu", help="default cpu")
@@ -450,6 +469,8 @@ def main() -> int:
         )
         if (partial_of(args.out) / _JOB).is_file():
             print(f"export.bundle: found {partial_of(args.out)}", file=sys.stderr)
+        if args.golden is not None:
+            _check_cases(args.golden)
         judge = None
         if args.gate is not None:
             _check_cases(args.gate)
@@ -501,13 +522,17 @@ def _write(
             bar.update(steps)
 
         again = args.replace or out != args.out
+        golden = None
+        if args.golden is not None and out == args.out:
+            golden = partial(golden_set.write, cases=args.golden, count=args.golden_count)
         return write_bundle(
-            args.checkpoint, out, release, replace=again, progress=advance, judge=judge
-        )
+            args.checkpoint, out, release,
+            replace=again, progress=advance, judge=judge, golden=golden,
+        )  # fmt: skip
 
 
 def _check_cases(folder: Path) -> None:
-    """Before anything is written: the gate has something to look at."""
+    """Before anything is written: gate and golden set have something to look at."""
     path = folder / "cases.jsonl"
     if not path.is_file() or not path.stat().st_size:
         raise InputError(
