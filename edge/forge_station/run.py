@@ -132,7 +132,7 @@ def trigger(config: StationConfig, args: argparse.Namespace, out: TextIO = sys.s
             return REFUSED
     if "outcome" not in answer:
         raise TriggerError("the station ended before its verdict", which=args.serial or "part")
-    reasons = ", ".join(answer["reasons"]) or "-"
+    reasons = ", ".join(dict.fromkeys(answer["reasons"])) or "-"
     print(f"{answer['serial']}  {answer['outcome']}  {reasons}", file=out)
     return EXIT_CODES[Outcome(answer["outcome"])]
 
