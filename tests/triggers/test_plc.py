@@ -18,7 +18,7 @@ from pymodbus.client import ModbusTcpClient
 from pymodbus.exceptions import ModbusException
 
 from forge_station.errors import TriggerError
-from forge_station.triggers import registers
+from forge_station.triggers import plc, registers
 from forge_station.triggers.gate import Gate
 from forge_station.triggers.handshake import Handshake
 from forge_station.triggers.plc import PlcTrigger
@@ -195,6 +195,22 @@ def test_a_flood_of_bytes_that_are_no_modbus_leaves_the_others_alone(served):
     through(plc, "after")
     assert plc.decisions == {"after": CODE[truth("after")].name}
     plc.bus.close()
+
+
+def test_connections_that_a_plc_left_behind_keep_it_out_never(served):
+    """As after a cable that was pulled: nobody ends them."""
+    left = [ModbusBus(served.port) for _ in range(2 * plc.MOST_CLIENTS)]
+    silent = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(3)]
+    for bus in left:
+        assert len(bus.read(100, 69)) == 69
+    bus = left[-1]
+    assert len(bus.read(100, 69)) == 69, "who speaks is not sent away"
+    for wild in silent:
+        wild.settimeout(20.0)
+        assert wild.recv(1) == b"", "who has never spoken goes first"
+        wild.close()
+    for bus in left:
+        bus.close()
 
 
 def test_only_the_addresses_that_are_named_may_connect():
