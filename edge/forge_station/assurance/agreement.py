@@ -27,8 +27,6 @@ Band = Literal["acceptable", "marginal", "unacceptable"]
 # AIAG: acceptable up to the first limit, marginal up to the second.
 EFFECTIVENESS, MISS, FALSE_ALARM = (0.90, 0.80), (0.02, 0.05), (0.05, 0.10)
 KAPPA = (0.75, 0.40)
-STATION_KAPPA = 0.90
-"""What we ask of the station beside the AIAG's 0.75; the interval must begin above 0.75."""
 
 
 @dataclass(frozen=True)

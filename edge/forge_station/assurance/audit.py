@@ -16,8 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from forge_station.assurance import distributions
 from forge_station.assurance.agreement import Rate
-from forge_station.contract import binomial
 from forge_station.contract.label import Label, settle
 from forge_station.contract.verdict import Outcome, Verdict
 
@@ -269,8 +269,8 @@ def _line_spans(
         if count and not own:
             return None
         k, n, risk = sum(part.defective for part in own), len(own), 0.025 / 3
-        low = 1.0 - binomial.upper(n - k, n, risk) if n else 0.0
-        high = binomial.upper(k, n, risk) if n else 0.0
+        low = distributions.lower(k, n, risk) if n else 0.0
+        high = 1.0 - distributions.lower(n - k, n, risk) if n else 0.0
         shares[outcome] = (count, k / n if n else 0.0, low, high)
     escape = _span(shares, Outcome.PASS)
     good = {o: (c, 1 - s, 1 - high, 1 - low) for o, (c, s, low, high) in shares.items()}

@@ -79,7 +79,24 @@ def interval(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     if n == 0:
         return 0.0, 1.0
     risk = (1.0 - confidence) / 2
-    return 1.0 - binomial.upper(n - k, n, risk), binomial.upper(k, n, risk)
+    return lower(k, n, risk), 1.0 - lower(n - k, n, risk)
+
+
+def lower(k: int, n: int, risk: float) -> float:
+    """The rate that is reached, with confidence 1 - `risk`, after `k` events in `n` trials.
+
+    The counterpart of `binomial.upper`, by whichever tail has fewer terms.
+    """
+    if k <= 0:
+        return 0.0
+    if k > n - k:
+        return 1.0 - binomial.upper(n - k, n, risk)
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = 1.0 - binomial.cdf(k - 1, n, middle) < risk
+        low, high = (middle, high) if below else (low, middle)
+    return low
 
 
 @lru_cache(maxsize=64)

@@ -232,8 +232,8 @@ def _components(found: Grr) -> str:
     )
     for x, (_, value) in enumerate(shares):
         chart.bar(x, 100 * value / found.total if found.total else 0.0, 0.6)
-    chart.level(gauge_study.GRR_LIMITS[0], "GRR 10 %")
-    chart.level(gauge_study.GRR_LIMITS[1], "GRR 30 %")
+    chart.level(gauge_study.GRR_LIMITS[0], "GRR 10 %", at=3.4)
+    chart.level(gauge_study.GRR_LIMITS[1], "GRR 30 %", at=3.4)
     return chart.text()
 
 

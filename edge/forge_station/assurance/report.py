@@ -37,11 +37,11 @@ def percent(value: float | None) -> str:
 
 
 def rate(found: Rate | None) -> str:
-    """'91.7 % (55/60; 81.6 to 97.2 %)'."""
+    """'91.7 % (55/60; 81.6 to 97.2)'."""
     if found is None or found.share is None:
         return "\u2013"
     low, high = found.interval
-    span = f"{100 * low:.1f} to {100 * high:.1f} %"
+    span = f"{100 * low:.1f} to {100 * high:.1f}"
     return f"{percent(found.share)} ({found.count}/{found.of}; {span})"
 
 

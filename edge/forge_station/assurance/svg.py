@@ -40,10 +40,11 @@ class Chart:
             f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dash}/>'
         )
 
-    def level(self, y: float, text: str, colour: str = RED) -> None:
-        """A dashed line across, with its name at the right end."""
+    def level(self, y: float, text: str, colour: str = RED, at: float | None = None) -> None:
+        """A dashed line across, with its name ending at `at` (default: the right end)."""
         self.line([(self.x[0], y), (self.x[1], y)], colour, dashed=True)
-        self._text(self.size[0] - _RIGHT - 2, self._y(y) - 4, text, "end", colour)
+        end = self.size[0] - _RIGHT - 2 if at is None else self._x(at)
+        self._text(end, self._y(y) - 4, text, "end", colour)
 
     def bar(self, x: float, y: float, width: float, colour: str = BLUE) -> None:
         left, right, top = self._x(x - width / 2), self._x(x + width / 2), self._y(y)
