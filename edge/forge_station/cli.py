@@ -190,28 +190,6 @@ def build_parser() -> argparse.ArgumentParser:
     bundle_command.add_arguments(command, _STATION)
 
     command = commands.add_parser(
-        "msa",
-        help="measurement system analysis: does it judge and measure a part the same way each time",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    msa_command.add_arguments(command)
-
-    command = commands.add_parser(
-        "audit",
-        help="what labels prove of escapes and overkill",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    audit_command.add_arguments(command)
-
-    command = commands.add_parser(
-        "drift",
-        help="the drift watch of a station: state, release, learning anew",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    drift_command.add_arguments(command, _STATION)
-
-    command = commands.add_parser("command", help="command a station through the broker")
-    command = commands.add_parser(
         "evidence",
         help="list, mark and export what is kept of the parts",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -250,6 +228,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     drift_command.add_arguments(command, _STATION)
 
+    command = commands.add_parser("command", help="command a station through the broker")
     command_client.add_arguments(command)
     _station_argument(command)
     command.set_defaults(run=lambda args: command_client.run(args, load_station(args.station).mqtt))
