@@ -47,6 +47,31 @@ def test_schema_is_valid_and_uses_only_what_is_checked(name: str) -> None:
     schema.faults({}, name)
     schema.faults([], name)
     assert schema.load(name)["$id"] == name
+    check_keywords(schema.load(name))
+
+
+def check_keywords(part: dict[str, Any]) -> None:
+    """Also where no message of a test reaches."""
+    assert part.keys() <= schema._CHECKED | schema._ANNOTATIONS
+    for key in ("properties", "$defs"):
+        for inner in part.get(key, {}).values():
+            check_keywords(inner)
+    for key in ("items", "additionalProperties"):
+        if key in part:
+            check_keywords(part[key])
+    for inner in part.get("allOf", ()):
+        check_keywords(inner)
+
+
+def test_additional_members_are_held_against_their_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = {
+        "$id": "x", "type": "object", "properties": {"a": {"type": "string"}},
+        "additionalProperties": {"type": "integer", "minimum": 0},
+    }  # fmt: skip
+    monkeypatch.setattr(schema, "load", lambda _: rules)
+    for message in ({"a": "x", "b": 1}, {}, {"b": -1}, {"b": "x"}, {"a": 1, "b": 1}):
+        assert (schema.faults(message, "x") == ()) is Draft202012Validator(rules).is_valid(message)
+    assert [fault.path for fault in schema.faults({"b": -1, "c": 2}, "x")] == ["b"]
 
 
 def test_unknown_keyword_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

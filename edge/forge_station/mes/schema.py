@@ -22,7 +22,8 @@ DELIVERY = "delivery-1.0.json"
 _ANNOTATIONS = frozenset({"$schema", "$id", "$defs", "title", "description", "x-opc"})
 _CHECKED = frozenset(
     {"$ref", "allOf", "type", "enum", "const", "pattern", "minLength", "maxLength", "minimum",
-     "maximum", "required", "properties", "items", "minItems", "maxItems"}
+     "maximum", "required", "properties", "additionalProperties", "items",
+     "minItems", "maxItems"}
 )  # fmt: skip
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "object": dict,
@@ -107,9 +108,10 @@ def _check(
         for key in schema.get("required", ()):
             if key not in value:
                 found.append(Fault(_join(path, key), "missing", "required"))
-        for key, inner in schema.get("properties", {}).items():
-            if key in value:
-                _check(value[key], inner, document, _join(path, key), found, stamped)
+        named, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+        for key, item in value.items():
+            inner = named.get(key, others)
+            _check(item, inner, document, _join(path, key), found, stamped)
     elif isinstance(value, list) and "items" in schema:
         for number, item in enumerate(value):
             _check(item, schema["items"], document, f"{path}[{number}]", found, stamped)
