@@ -90,7 +90,9 @@ def providers(wanted: str = engine.AUTO) -> Iterator[Line]:
                 "fail" if name == wanted else "warn",
                 "provider",
                 f"{name} is listed but does not run: {short(found.get('error', found))}",
-                "Check the GPU's driver and libraries, or name another provider.",
+                "Look whether the machine is overloaded, and try again."
+                if name == "CPUExecutionProvider"
+                else "Check the GPU's driver and libraries, or name another provider.",
             )
 
 

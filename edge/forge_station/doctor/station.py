@@ -173,7 +173,7 @@ def eye(head: HeadSettings | DepthHeadSettings) -> Iterator[Line]:
         return
     if "error" in found:
         yield Line("fail", topic, f"camera: {machine.short(found['error'])}",
-                   "Check power, cable, address, and who else uses it.")  # fmt: skip
+                   "Check the settings, power, cable, and who else uses it.")  # fmt: skip
         return
     width, height = found["size"]
     text = (
