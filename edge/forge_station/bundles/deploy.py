@@ -427,16 +427,13 @@ class Deployer:
         before = self._store.activate(job.before, self._trust, good=True)
         if self._host.inspector().model.manifest.sha256 == before.manifest.sha256:
             return
-        known = self._old
-        self._old = None
+        known, self._old = self._old, None
         inspector = known[1] if known and known[0] == job.before else self._host.open(before.folder)
-        self._exchange(inspector, before.folder)
-        if self._old is not None:  # the one that failed
-            self._old[1].model.close()
-            self._old = None
+        _, failed = self._exchange(inspector, before.folder)
+        failed.model.close()
 
-    def _exchange(self, inspector: Inspector, folder: Path) -> None:
-        """From the next part on the other one judges; the one before stays open."""
+    def _exchange(self, inspector: Inspector, folder: Path) -> tuple[str, Inspector]:
+        """From the next part on the other one judges. Returns the one before, still open."""
         active = self._host.inspector()
         sizes = [inspector.layout.sheet_size, inspector.layout.surface_size]
         inspector.model.warm_up(sizes)
