@@ -69,13 +69,13 @@ $(TEST)/torch: pyproject.toml
 	@touch $@
 
 $(TEST)/installed: $(TEST)/torch
-	$(TEST)/bin/python $(PIP_INSTALL) -e '.[demo,commands,plc,sparkplug,opcua,metrics,projector,pointcloud,export,training,cluster,dev]'
+	$(TEST)/bin/python $(PIP_INSTALL) -e '.[demo,commands,plc,sparkplug,opcua,metrics,projector,pointcloud,genicam,basler,export,training,cluster,dev]'
 	@touch $@
 
 # onnx and tqdm write the bundles of random checkpoints that the tests open; a station has neither.
 $(EDGE)/installed: pyproject.toml
 	@$(call new_environment,$(EDGE))
-	$(EDGE)/bin/python $(PIP_INSTALL) -e '.[demo,commands,plc,sparkplug,opcua,metrics,projector,pointcloud,dev]' 'onnx==1.23.2' 'tqdm>=4.67' \
+	$(EDGE)/bin/python $(PIP_INSTALL) -e '.[demo,commands,plc,sparkplug,opcua,metrics,projector,pointcloud,genicam,basler,dev]' 'onnx==1.23.2' 'tqdm>=4.67' \
 	  '$(if $(filter newest,$(ORT)),onnxruntime,onnxruntime==$(ORT))'
 	$(EDGE)/bin/python -c 'import importlib.util as u, sys; sys.exit(bool(u.find_spec("torch")))'
 	@touch $@
