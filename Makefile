@@ -87,8 +87,9 @@ define new_environment
 endef
 
 # Programs that tests run, and their Debian packages: a full MQTT broker, Aravis with its fake GigE
-# Vision camera, and a virtual X screen for the projector's window. RUNLEVEL=1 keeps a package from starting its service.
-SYSTEM := mosquitto:mosquitto arv-fake-gv-camera-0.8:aravis-tools Xvfb:xvfb
+# Vision camera, a virtual X screen for the projector's window, and systemd, which checks the unit.
+# RUNLEVEL=1 keeps a package from starting its service.
+SYSTEM := mosquitto:mosquitto arv-fake-gv-camera-0.8:aravis-tools Xvfb:xvfb systemd-analyze:systemd
 
 system:
 	@missing=; \
