@@ -261,12 +261,12 @@ class Monitor:
         self._opcua = stack.enter_context(server)
         self._listeners.append(server.result)
 
-    def _offer(self, part_number: str, serial: str, given_up: Callable[[], None]) -> None:
+    def _offer(self, part_number: str, serial: str, ended: Callable[[str | None], None]) -> None:
         """A job of an OPC UA client, to the same gate as every other trigger."""
         assert self._gate is not None
         self._gate.offer(
-            Trigger(serial, part_number),
-            lambda verdict: given_up() if verdict is None else None,
+            Trigger(serial, part_number, time.time_ns()),
+            lambda verdict: ended(None if verdict is None else verdict.result_id),
         )
 
 

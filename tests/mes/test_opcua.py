@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -23,7 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from forge_station.contract.error import ContractError
-from forge_station.errors import ConfigError, StationError
+from forge_station.errors import ConfigError, LinkError, StationError
 from forge_station.mes import opcua
 from forge_station.mes.opcua import OpcUaServer
 from forge_station.mes.opcua_model import CONTENT, MACHINE_VISION
@@ -44,13 +45,13 @@ class Line:
     """A station whose parts are finished by the test."""
 
     def __init__(self) -> None:
-        self.started: list[tuple[str, str, Callable[[], None]]] = []
+        self.started: list[tuple[str, str, Callable[[str | None], None]]] = []
         self.refusal: StationError | None = None
 
-    def start(self, part_number: str, serial: str, given_up: Callable[[], None]) -> None:
+    def start(self, part_number: str, serial: str, ended: Callable[[str | None], None]) -> None:
         if self.refusal is not None:
             raise self.refusal
-        self.started.append((part_number, serial, given_up))
+        self.started.append((part_number, serial, ended))
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +151,11 @@ def host(served: tuple[OpcUaServer, Line, str]) -> Iterator[Host]:
     found.close()
 
 
-def done(server: OpcUaServer, serial: str, **views: Any) -> dict[str, Any]:
+def done(
+    server: OpcUaServer, serial: str, ended: Callable[[str], None] = str, **views: Any
+) -> dict[str, Any]:
     found = {**verdict(**views).to_dict(), "serial": serial, "product": "BOLT"}
+    ended(found["result_id"])
     server.result(found)
     return found
 
@@ -167,7 +171,7 @@ def test_a_client_drives_one_job(served: tuple[OpcUaServer, Line, str], host: Ho
     with pytest.raises(ua.UaStatusCodeError) as refused:
         host.start(part="p2")
     assert refused.value.code == ua.StatusCodes.BadInvalidState
-    found = done(server, "p1", front=[(4, 5), (4, 6)])
+    found = done(server, "p1", line.started[0][2], front=[(4, 5), (4, 6)])
     assert wait_for(lambda: len(host.events) == 3)
     assert host.heard() == ["JobStartedEventType", "ResultReadyEventType", "ReadyEventType"]
     started, ready, _ = host.events
@@ -185,6 +189,21 @@ def test_a_client_drives_one_job(served: tuple[OpcUaServer, Line, str], host: Ho
     assert (times.EndTime - times.StartTime).total_seconds() == 1.0
     assert ready.CreationTime == times.EndTime and times.ProcessingDuration == 700.2
     assert host.state() == ("Operational", "Ready")
+
+
+def test_a_result_is_of_its_job_by_id_not_by_serial(
+    served: tuple[OpcUaServer, Line, str], host: Host
+) -> None:
+    """Another source may have asked for the same serial, and a verdict may cut a long one."""
+    server, line, _ = served
+    host.subscribe()
+    job, _ = host.start(part="p" * 300)
+    done(server, "p" * 300)
+    assert wait_for(lambda: len(host.events) == 2)
+    assert host.events[1].JobId.Id == "" and host.state() == ("Operational", "SingleExecution")
+    done(server, "p" * 200, line.started[0][2])
+    assert wait_for(lambda: len(host.events) == 4)
+    assert host.events[2].JobId.Id == job.Id and host.state() == ("Operational", "Ready")
 
 
 def test_results_can_be_read_and_fetched(served: tuple[OpcUaServer, Line, str], host: Host) -> None:
@@ -270,7 +289,7 @@ def test_jobs_that_are_not_taken(served: tuple[OpcUaServer, Line, str], host: Ho
     assert (job.Id, error) == ("", 1) and host.state() == ("Operational", "Ready")
     line.refusal = None
     host.start(part="lost")
-    line.started[-1][2]()
+    line.started[-1][2](None)
     assert wait_for(lambda: host.state() == ("Operational", "Ready")), "the part was given up"
     server.state("ERROR")
     assert wait_for(lambda: host.state() == ("Error", "-"))
@@ -394,18 +413,36 @@ def test_a_port_that_is_taken_is_one_clear_error() -> None:
         port = taken.getsockname()[1]
         before = threading.active_count()
         with (
-            pytest.raises(ConfigError, match=f"127.0.0.1:{port}"),
+            pytest.raises(LinkError, match=f"127.0.0.1:{port}"),
             OpcUaServer(OpcUaConfig(port=port), "s1"),
         ):
             pass
         assert wait_for(lambda: threading.active_count() <= before)
 
 
+def test_a_machine_too_busy_to_bring_it_up_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def busy(_: OpcUaServer) -> None:
+        time.sleep(0.5)  # as loading the nodeset does: the loop answers nobody
+
+    monkeypatch.setattr(OpcUaServer, "_begin", busy)
+    monkeypatch.setattr(opcua, "START_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(opcua, "END_TIMEOUT_S", 0.05)
+    before = threading.active_count()
+    with (
+        pytest.raises(LinkError, match="does not come up"),
+        OpcUaServer(OpcUaConfig(port=free_port()), "s1"),
+    ):
+        pass
+    assert wait_for(lambda: threading.active_count() <= before)
+
+
 def test_a_certificate_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "c.der").write_bytes(b"no certificate")
     (tmp_path / "k.pem").write_bytes(b"no key")
     config = OpcUaConfig(port=free_port(), certificate=tmp_path / "c.der", key=tmp_path / "k.pem")
-    with pytest.raises(ConfigError, match="check certificate and key"), OpcUaServer(config, "s1"):
+    with pytest.raises(ConfigError, match="certificate or key"), OpcUaServer(config, "s1"):
         pass
 
 

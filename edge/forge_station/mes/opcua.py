@@ -14,6 +14,7 @@ import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
-from forge_station.errors import ConfigError, StationError
+from forge_station.errors import ConfigError, LinkError, StationError
 from forge_station.mes.settings import OpcUaConfig
 from forge_station.mes.stamp import uuid7
 from forge_station.mes.topics import is_loopback
@@ -39,7 +40,8 @@ from forge_station.mes import opcua_model
 log = logging.getLogger(__name__)
 
 KEPT_RESULTS = 100
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
+END_TIMEOUT_S = 10.0
 URI = "urn:forge-station:{station}"
 OK, FAILED = 0, 1
 """Output argument Error of the methods: 0 is OK."""
@@ -48,12 +50,15 @@ T = TypeVar("T")
 
 
 class Start(Protocol):
-    """Triggers one part: (part number, serial, told when the part is given up).
+    """Triggers one part: (part number, serial, told of its end).
 
-    Raises StationError when the station does not take it now.
+    `ended` gets the id of the part's result, before `OpcUaServer.result` gets that result; None
+    when the part was given up. Raises StationError when the station does not take it now.
     """
 
-    def __call__(self, part_number: str, serial: str, given_up: Callable[[], None]) -> None: ...
+    def __call__(
+        self, part_number: str, serial: str, ended: Callable[[str | None], None]
+    ) -> None: ...
 
 
 class _Job:
@@ -65,7 +70,8 @@ class OpcUaServer:
     """A context manager: serves while the block runs. Any thread may call `state` and `result`.
 
     `products` are the part numbers that a job may ask for. `start` None: jobs are not taken here.
-    Raises ConfigError when the port or a certificate cannot be had.
+    Raises ConfigError when a certificate cannot be used, LinkError when the port cannot be had or
+    the server does not come up in time: what may be better at the next start.
     """
 
     def __init__(
@@ -84,25 +90,32 @@ class OpcUaServer:
         self._server: Server
         self._model: opcua_model.Model
         self._state: tuple[str, str | None] = ("PREOPERATIONAL", None)
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: set[_Job] = set()
+        self._ended: dict[str, _Job] = {}
+        """Result id -> the job it is for: two parts may have the same serial."""
         self._results: OrderedDict[str, Any] = OrderedDict()
 
     def __enter__(self) -> OpcUaServer:
         try:  # before the nodeset is loaded, which takes seconds
             socket.create_server((self._config.host, self._config.port)).close()
         except OSError as error:
-            raise self._cannot_start(error) from error
+            raise self._cannot_listen(error) from error
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="opcua", daemon=True)
         self._thread.start()
         begun = self._call(self._begin())
         try:
             begun.result(START_TIMEOUT_S)
-        except (OSError, ua.UaError, ValueError, TimeoutError) as error:
-            raise self._cannot_start(error) from error
-        finally:
-            if not begun.done() or begun.exception() is not None:
-                self._end_loop()
+        except BaseException as error:
+            begun.cancel()
+            self._end_loop()
+            if isinstance(error, FutureTimeout):
+                raise self._cannot_listen(f"nothing in {START_TIMEOUT_S:g} s") from error
+            if isinstance(error, OSError) and error.filename is None:
+                raise self._cannot_listen(error) from error
+            if isinstance(error, (OSError, ua.UaError, ValueError)):
+                raise self._cannot_start(error) from error
+            raise
         return self
 
     def __exit__(
@@ -111,7 +124,10 @@ class OpcUaServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._call(self._server.stop()).result(START_TIMEOUT_S)
+        try:
+            self._call(self._server.stop()).result(END_TIMEOUT_S)
+        except FutureTimeout:
+            log.error("opcua: the server does not stop in %g s", END_TIMEOUT_S)
         self._end_loop()
 
     def state(self, state: str, mode: str | None = None) -> None:
@@ -122,12 +138,21 @@ class OpcUaServer:
         """Publish one result (`Verdict.to_dict()`), whoever has triggered it."""
         self._call(self._publish(verdict))
 
+    def _cannot_listen(self, got: object) -> LinkError:
+        return LinkError(
+            "the OPC UA server does not come up",
+            which=f"{self._config.host}:{self._config.port}",
+            expected=f"a free port of this machine, and to be up in {START_TIMEOUT_S:g} s",
+            got=got,
+            action="set opcua.port to a free port; a machine that is busy needs longer",
+        )
+
     def _cannot_start(self, error: Exception) -> ConfigError:
         return ConfigError(
-            "the OPC UA server cannot start",
-            which=f"{self._config.host}:{self._config.port}",
+            "the OPC UA server cannot use its certificate or key",
+            which=f"{self._config.certificate}, {self._config.key}",
+            expected="a certificate (DER or PEM) and its private key (PEM)",
             got=repr(error),
-            action="set opcua.port to a free port, and check certificate and key",
         )
 
     # In the event loop
@@ -193,14 +218,11 @@ class OpcUaServer:
             log.warning("opcua: no product %r; known: %s", product, ", ".join(self._products))
             return ua.StatusCode(ua.StatusCodes.BadInvalidArgument)
         job = _Job(uuid7(), meas)
-        serial = part or job.id
-        if serial in self._jobs:
-            return ua.StatusCode(ua.StatusCodes.BadInvalidState)
-        self._jobs[serial] = job
+        self._jobs.add(job)
         try:
-            self._start(product, serial, lambda: self._drop(serial))
+            self._start(product, part or job.id, lambda result: self._end(job, result))
         except StationError as error:
-            del self._jobs[serial]
+            self._jobs.discard(job)
             log.warning("opcua: job refused: %s", error)
             return [
                 ua.Variant(ua.JobIdDataType(Id=""), ua.VariantType.ExtensionObject),
@@ -211,18 +233,19 @@ class OpcUaServer:
         found = ua.JobIdDataType(Id=job.id)
         return [ua.Variant(found, ua.VariantType.ExtensionObject), _error(OK)]
 
-    def _drop(self, serial: str) -> None:
-        """The station gave the part up: there will be no result."""
+    def _end(self, job: _Job, result_id: str | None) -> None:
+        """The part of a job is done; None: it was given up, and there will be no result."""
 
-        async def forget() -> None:
-            job = self._jobs.pop(serial, None)
-            if job is not None:
+        async def note() -> None:
+            if result_id is not None:
+                self._ended[result_id] = job
+            else:
                 await self._ready(job)
 
-        self._call(forget())
+        self._call(note())
 
     async def _publish(self, verdict: Mapping[str, Any]) -> None:
-        job = self._jobs.pop(verdict["serial"], None)
+        job = self._ended.pop(verdict["result_id"], None)
         found = opcua_model.result_of(verdict, job.id if job else "", job.meas if job else "")
         self._results[verdict["result_id"]] = found
         while len(self._results) > KEPT_RESULTS:
@@ -235,6 +258,7 @@ class OpcUaServer:
                 await self._ready(job)
 
     async def _ready(self, job: _Job) -> None:
+        self._jobs.discard(job)
         state, mode = self._state
         await self._tell_state(state, "READY" if mode == "SINGLE" else mode)
         await self._model.tell_job("ReadyEventType", job.id)
@@ -311,10 +335,14 @@ class OpcUaServer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(cancel(), self._loop).result(10)
+        try:
+            asyncio.run_coroutine_threadsafe(cancel(), self._loop).result(END_TIMEOUT_S)
+        except FutureTimeout:
+            log.error("opcua: open connections do not end in %g s", END_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.join(END_TIMEOUT_S)
+        if not self._thread.is_alive():  # else it ends with the process
+            self._loop.close()
 
 
 class _Users:
