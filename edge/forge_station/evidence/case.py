@@ -62,6 +62,8 @@ class Decider:
     """Why there was no certificate."""
     model_sha256: str
     changed: tuple[str, ...] = ()
+    withheld: str | None = None
+    """Why PASS was withheld though the certificate held."""
 
     @classmethod
     def of(cls, inspector: Inspector, threads: int) -> Decider:
@@ -81,6 +83,7 @@ class Decider:
             refusal=permit.refusal,
             model_sha256=permit.model_sha256,
             changed=permit.changed,
+            withheld=permit.withheld,
         )
 
     def permit_at(self, time: str) -> Permit:
@@ -91,6 +94,7 @@ class Decider:
             self.refusal,
             model_sha256=self.model_sha256,
             changed=self.changed,
+            withheld=self.withheld,
             clock=lambda: moment,
         )
 

@@ -1,8 +1,8 @@
 """An evidence folder: files and index together, within a quota.
 
 Files first, then the row: a crash between them leaves files that `reconcile` finds by their verdict
-and takes in. Deleting goes the other way round (the verdict last, then the row), so that a crash
-leaves a row whose files are gone, which `reconcile` takes out. Only files of a part that the index
+and takes in. Deleting begins with the verdict and ends with the row, so that a crash leaves a row
+without its verdict, whose other files `reconcile` deletes. Only files of a part that the index
 knows are ever deleted; what else lies in the folder is left alone. One object, one thread; several
 processes may use one folder.
 """
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -109,16 +110,19 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.make_room(need)
             try:
-                written, stack_bytes = self._write(name, files, kept.stack)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                return self._add(kept, name, files)
+            except (OSError, EvidenceError) as error:
+                if not _is_full(error):
                     raise
-                self._free(need)  # others filled the disk, or file systems count in blocks
-                written, stack_bytes = self._write(name, files, kept.stack)
+                self._free(need)  # others fill the disk, or blocks and index take more than thought
+                return self._add(kept, name, files)
         except OSError as error:
             raise EvidenceError(
                 "evidence not written", which=self.path / name, got=error.strerror or error
             ) from error
+
+    def _add(self, kept: Bundle, name: str, files: Mapping[str, bytes]) -> Row:
+        written, stack_bytes = self._write(name, files, kept.stack)
         size = sum(map(len, files.values())) + stack_bytes
         row = self._row(kept.verdict, name, tuple(written), size, stack_bytes)
         try:
@@ -153,10 +157,11 @@ class Folder:
                 for row in rows:
                     self.delete(row)
 
-    def delete(self, row: Row, counted: bool = True) -> bool:
-        """All files of a part, then its row. False: another process was quicker."""
-        _remove_all(self.path, row.files)
-        return self._do(lambda index: index.remove(row, counted))
+    def delete(self, row: Row) -> bool:
+        """All files of a part, the verdict first, then its row. False: another was quicker."""
+        for name in row.files:
+            _remove(self.path / name)
+        return self._do(lambda index: index.remove(row))
 
     def mark(self, row: Row, label: str) -> Row:
         """Say what people want of a part's evidence; stands in a file beside it, too."""
@@ -200,17 +205,20 @@ class Folder:
     # Making good
 
     def reconcile(self) -> tuple[int, int]:
-        """Take in files without a row, take out rows without files; how many of each."""
+        """Take in files that their row does not tell, take out rows without files; how many."""
         listed = self._listed()
         known = self._do(Index.names)
         adopted = lost = 0
         for name, files in listed.items():
-            if name not in known and (row := self._read(name, files)) is not None:
-                self._do(lambda index, row=row: index.put(row))  # type: ignore[misc]
+            if name in known and sorted(files) == sorted(known[name].files):
+                continue
+            row = self._read(name, files)
+            if row is not None:
+                self._do(partial(_put, row))
                 adopted += 1
         for name, row in known.items():
             if name not in listed and not (self.path / row.files[0]).exists():
-                lost += self.delete(row, counted=False)
+                lost += self.delete(row)
         if adopted or lost:
             log.warning("evidence: %d parts found again, %d gone", adopted, lost)
         return adopted, lost
@@ -440,6 +448,18 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether the disk, or what this user may take of it, is used up."""
+    cause = error.__cause__ if isinstance(error, EvidenceError) else error
+    if isinstance(cause, sqlite3.OperationalError):
+        return "full" in str(cause)
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _put(row: Row, index: Index) -> None:
+    index.put(row)
 
 
 def _remove_all(folder: Path, names: Sequence[str]) -> None:

@@ -101,6 +101,7 @@ class Index:
         try:
             self._db.execute("pragma journal_mode = wal")
             self._db.execute("pragma synchronous = normal")
+            self._db.execute("pragma wal_autocheckpoint = 100")
             self._db.executescript(_SCHEMA)
         except sqlite3.Error:
             self._db.close()
@@ -136,11 +137,11 @@ class Index:
                 count += 1
             return count
 
-    def remove(self, row: Row, counted: bool = True) -> bool:
+    def remove(self, row: Row) -> bool:
         """Take a row out and count it as deleted; False when somebody else has done it already."""
         with self.transaction():
             gone = self._db.execute("delete from part where result_id = ?", (row.result_id,))
-            if gone.rowcount and counted:
+            if gone.rowcount:
                 self._count(f"deleted.{row.outcome}")
             return gone.rowcount > 0
 
