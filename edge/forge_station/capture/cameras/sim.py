@@ -106,6 +106,7 @@ class SimCamera:
     ) -> None:
         self._arming.arm(trigger, count)
         self._exposure_us = exposure_us or self._exposure_us
+        self._view()  # a new exposure is simulated here: arming may take longer than a frame
         self._of_burst = 0
         self._due_at = time.monotonic()
 
