@@ -94,7 +94,7 @@ def done(serial: str, outcome: Outcome, total: float) -> Done:
         product="NUT",
         timings_ms={"read": total / 2, "total": total},
     )
-    return Done(Trigger(serial, "NUT"), verdict, None, ())
+    return Done(Trigger(serial, "NUT"), verdict)
 
 
 def tray(fault: str) -> trays.Tray:

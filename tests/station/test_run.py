@@ -302,6 +302,8 @@ def test_a_disk_that_takes_no_evidence_is_an_alarm_and_no_more(rig):
     with rig.running() as runner, keeper:
         runner._station.keeper = keeper
         assert ask(runner, "a").get(timeout=60).outcome is Outcome.PASS
+        assert keeper.drain(60)
+        runner._monitor._look()
     assert rig.stored() == {"a": "PASS"} and rig.alarms() == [("EVIDENCE_NOT_STORED", True)]
 
 
@@ -332,8 +334,6 @@ def test_a_part_that_takes_longer_than_the_grace_gets_its_error(rig, monkeypatch
     assert ended[0] == run.GAVE_UP and isinstance(rig.failed, OutboxError)
     assert rig.stored() == {"a": "ERROR"}
     assert not Journal(rig.folder / "outbox.sqlite.part.json").left()
-        assert keeper.drain(60)
-        runner._monitor._look()
 
 
 class TestJournal:

@@ -223,11 +223,11 @@ def broker(config: StationConfig) -> Iterator[Line]:
         client.username_pw_set(mine.username, link.password_of(mine))
     if mine.tls:
         client.tls_set_context(link.tls_context(mine))
-    answered, said = threading.Event(), [""]
+    answered, refusal = threading.Event(), [""]
 
     def on_connect(*arguments: object) -> None:
         reason = arguments[3]
-        said[0] = str(reason) if getattr(reason, "is_failure", True) else ""
+        refusal[0] = str(reason) if getattr(reason, "is_failure", True) else ""
         answered.set()
 
     client.on_connect = on_connect
@@ -245,8 +245,8 @@ def broker(config: StationConfig) -> Iterator[Line]:
     if not in_time:
         yield Line("fail", "broker", f"{where}: open, but no answer to CONNECT",
                    f"Check that it is an MQTT {mine.version} port.")  # fmt: skip
-    elif said[0]:
-        yield Line("warn", "broker", f"{where} refuses the doctor: {said[0]}", "It may know "
+    elif refusal[0]:
+        yield Line("warn", "broker", f"{where} refuses the doctor: {refusal[0]}", "It may know "
                    f"client {mine.station} alone; else check user and password.")  # fmt: skip
     else:
         how = "TLS" if mine.tls else "in the clear"
