@@ -224,6 +224,8 @@ class StationConfig:
     """Watch readings, scores and scans for drift; None: nobody does."""
     release: ReleaseConfig = field(default_factory=ReleaseConfig)
     """Whose bundles the station takes, and how a new one must prove itself."""
+    product_bundles: Mapping[str, Path] = field(default_factory=dict)
+    """Part number -> bundle folder or store, for products that `bundle` does not judge."""
 
     def __post_init__(self) -> None:
         faults = []
@@ -233,6 +235,10 @@ class StationConfig:
         if self.broker == "embedded" and self.mqtt.host not in ("127.0.0.1", "localhost"):
             allowed = "127.0.0.1 with the embedded broker"
             faults.append(Fault("mqtt.host", self.mqtt.host, allowed))
+        known = [product.part_number for product in self.line.products]
+        for name in self.product_bundles:
+            if name not in known:
+                faults.append(Fault(f"product_bundles.{name}", name, ", ".join(known)))
         if faults:
             raise ContractError("the station file is not valid", faults=faults)
 

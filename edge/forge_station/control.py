@@ -107,6 +107,7 @@ class Control:
         product = self.station.config.line.product(args["productId"]).part_number
         with self._between_parts():
             before, self.station.selected = self.station.selected, product
+            self.station.change_over(product)
         return {"before": {"productId": before}, "after": {"productId": product}}
 
     def _set_threshold(self, args: Args) -> Args:
@@ -135,7 +136,7 @@ class Control:
                 )
             changed = (*config.changed_since_certificate, "recipe")
             permit = read_permit(
-                self.station.bundle or in_use(config.bundle),
+                self._folder_in_use(),
                 inspector.model.manifest,
                 config.trusted_keys,
                 released,
@@ -145,6 +146,12 @@ class Control:
             self.station.inspector = replace(inspector, thresholds=used, permit=permit)
         self.station.tell(None)
         return {"before": {name: before}, "after": {name: value}, "permit": permit.text}
+
+    def _folder_in_use(self) -> Path:
+        station = self.station
+        if station.judging:
+            return in_use(station.config.product_bundles[station.judging])
+        return station.bundle or in_use(station.config.bundle)
 
     def _acknowledge(self, args: Args) -> None:
         if self.alarms is None or not self.alarms.acknowledge(args["instanceId"]):
@@ -212,8 +219,8 @@ def deployer_of(station: Station) -> Deployer | None:
 
     def use(inspector: Inspector, folder: Path) -> None:
         with between_parts(station):
-            station.inspector, station.bundle = inspector, folder
-        station.publisher.add_birth(birth_of(inspector))
+            station.main, station.bundle = inspector, folder
+            station.publisher.add_birth(birth_of(station.inspector))
         held = station.state["state"] == "ERROR"  # a line that holds its parts goes on doing so
         station.tell(str(station.state["text"]) if held else None)
 
@@ -228,7 +235,7 @@ def deployer_of(station: Station) -> Deployer | None:
         config.trust,
         config.release,
         Host(
-            lambda: station.inspector,
+            lambda: station.main,
             lambda folder: open_station_inspector(config, folder),
             use,
             tell,

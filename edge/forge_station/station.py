@@ -84,6 +84,20 @@ def open_station_inspector(config: StationConfig, folder: Path | None = None) ->
     return replace(inspector, fusion=config.fusion, gates=gates_of(config.gates))
 
 
+def _open_others(config: StationConfig, stack: ExitStack) -> dict[str, Inspector]:
+    """The bundles of products that have one of their own, open and warm; each bundle once."""
+    found: dict[str, Inspector] = {}
+    by_path: dict[Path, Inspector] = {}
+    for part_number, path in config.product_bundles.items():
+        if path not in by_path:
+            opened = open_station_inspector(config, bundle_store.in_use(path))
+            stack.callback(opened.model.close)
+            opened.model.warm_up([opened.layout.sheet_size, opened.layout.surface_size])
+            by_path[path] = opened
+        found[part_number] = by_path[path]
+    return found
+
+
 def gates_of(limits: GateLimits) -> Gates:
     """The limits of a station file, where the decoder and the scene look for them."""
     scene = {name.name: getattr(limits, name.name) for name in fields(quality.Limits)}
@@ -136,6 +150,7 @@ def open_station(
         )
         inspector = open_station_inspector(config)
         stack.callback(inspector.model.close)
+        others = _open_others(config, stack)
         publisher = Publisher(outbox, config.mqtt, birth=birth_of(inspector))
         if config.broker != "none":
             stack.enter_context(publisher)
@@ -147,6 +162,7 @@ def open_station(
             outbox,
             publisher,
             simulated=isinstance(config.scanner, SimScanner),
+            waiting=others,
             drift=_open_drift(config, stack),
             keeper=stack.enter_context(Keeper(config.evidence)) if store else None,
         )
@@ -192,7 +208,12 @@ class Station:
     watcher: Callable[[Seen], None] | None = None
     """Told of each part and what it was judged from: a deployment compares and counts them."""
     bundle: Path | None = None
-    """Folder of the bundle in use; None: as the station file names it."""
+    """Folder of the main bundle; None: as the station file names it."""
+    waiting: dict[str, Inspector] = field(default_factory=dict)
+    """Open bundles that do not judge now: those of products of their own by part number, and the
+    main one under "" while one of them judges."""
+    judging: str = ""
+    """Whose bundle `inspector` is: a part number of `product_bundles`; empty: the main one."""
     stopped: str | None = None
     drift: drift_watch.Watch | None = None
     """Sees every verdict; while it objects, no part is called PASS."""
@@ -258,6 +279,29 @@ class Station:
         self.state = {**state, "flags": flags}
         self.publisher.set_status("state", self.state)
 
+    def change_over(self, part_number: str) -> None:
+        """Let the bundle of this product judge from now on; the caller holds `in_work`. Both are
+        open: nothing is loaded."""
+        wanted = part_number if part_number in self.config.product_bundles else ""
+        if wanted == self.judging:
+            return
+        self.waiting[self.judging] = self.inspector
+        self.inspector, self.judging = self.waiting.pop(wanted), wanted
+        self.publisher.add_birth(birth_of(self.inspector))
+        self.tell(str(self.state["text"]) if self.state["state"] == "ERROR" else None)
+
+    @property
+    def main(self) -> Inspector:
+        """That of `bundle` in the station file, which deployments exchange."""
+        return self.inspector if not self.judging else self.waiting[""]
+
+    @main.setter
+    def main(self, inspector: Inspector) -> None:
+        if self.judging:
+            self.waiting[""] = inspector
+        else:
+            self.inspector = inspector
+
     def job_of(self, trigger: Trigger) -> Job:
         """A new job, its product still open."""
         return Job(
@@ -314,7 +358,9 @@ class Station:
                 )
             if self.stopped is not None:
                 raise StationStoppedError("the station is stopped", got=self.stopped)
-            job = replace(job, product=self.config.line.product(trigger.part_number))
+            product = self.config.line.product(trigger.part_number)
+            job = replace(job, product=product)
+            self.change_over(product.part_number)
             scanner = self.scanner_of(trigger)
             with watch.stage("capture"):
                 stacks = scanner.capture(trigger)
@@ -328,7 +374,7 @@ class Station:
             cause = StationError("the station failed", which=trigger.serial, got=repr(error))
             found = self.inspector.failed(job, cause, watch)
         done = self._deliver(job, trigger, found, watch, recorded)
-        if self.watcher is not None:
+        if self.watcher is not None and not self.judging:
             self.watcher(Seen(job, *judged_from, done.verdict))
         return done
 

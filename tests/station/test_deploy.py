@@ -21,6 +21,7 @@ from forge_station.bundles.store import BundleStore
 from forge_station.bundles.trust import Trust
 from forge_station.capture.base import Trigger
 from forge_station.contract.error import ContractError
+from forge_station.contract.spec import LineSpec, Product
 from forge_station.control import Control, deployer_of
 from forge_station.errors import ModelError
 from forge_station.mes.outbox import Outbox
@@ -141,3 +142,44 @@ def test_a_bundle_on_trial_that_does_not_open_is_replaced_at_the_start(
     assert "taken back" in "".join(lines)
     found = jobs.find("j")
     assert found is not None and found.state == "ROLLED_BACK"
+
+
+TWO = LineSpec(
+    "l1",
+    (
+        Product("NUT", "single", ("workpiece",), {NUT: 1}),
+        Product("OTHER", "single", ("workpiece",), {"hex_nut M10": 1}),
+    ),
+)
+
+
+def test_a_product_with_a_bundle_of_its_own_is_judged_by_it(
+    bench: Bench, station: Station, tmp_path: Path
+) -> None:
+    rig.write(tmp_path / "own", release=9, name="other", version="9.0.0")
+    config = replace(station.config, line=TWO, product_bundles={"OTHER": tmp_path / "own"})
+    own, main = opened(tmp_path / "own"), station.inspector
+    station = replace(station, config=config, waiting={"OTHER": own})
+    seen: list[str] = []
+    station.watcher = lambda part: seen.append(part.job.serial)
+
+    def judged_by(part_number: str) -> str:
+        done = station.inspect(Trigger(f"{part_number}-{len(seen)}", part_number))
+        assert done.verdict.model is not None
+        return done.verdict.model.version
+
+    assert [judged_by(name) for name in ("NUT", "OTHER", "OTHER", "NUT")] == [
+        "1.0.0", "9.0.0", "9.0.0", "1.0.0",
+    ]  # fmt: skip
+    assert len(seen) == 2, "a deployment watches the main bundle alone"
+    Control(station).handlers()["selectRecipe"]({"productId": "OTHER"})
+    assert station.inspector is own and station.main is main
+    assert station.publisher._birth["model"]["version"] == "9.0.0"
+    rig.write(tmp_path / "b3", release=3, version="3.0.0")
+    station.main = opened(tmp_path / "b3")
+    assert (judged_by(""), judged_by("NUT")) == ("9.0.0", "3.0.0")
+
+
+def test_a_bundle_for_a_product_that_is_not_made_here_is_refused(bench: Bench) -> None:
+    with pytest.raises(ContractError, match=r"product_bundles\.BOLT"):
+        bench.config(product_bundles={"BOLT": Path("/x")})
