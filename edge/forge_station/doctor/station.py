@@ -202,8 +202,8 @@ def broker(config: StationConfig) -> Iterator[Line]:
     """Does it answer, and accept this user? As another client: the station's is not thrown out."""
     mine = config.mqtt
     if config.broker != "external":
-        said = {"embedded": "the station starts its own, for the demo", "none": "nothing is sent"}
-        yield Line("pass", "broker", said[config.broker])
+        own = config.broker == "embedded"
+        yield Line("pass", "broker", "the station starts its own" if own else "nothing is sent")
         return
     where = f"{mine.host}:{mine.port}"
     try:
