@@ -126,8 +126,8 @@ def test_the_bounds_of_the_line_hold_in_19_of_20_lines():
     """Half of PASS, FAIL and UNSURE parts labelled; the truth is known from the simulation."""
     rng = np.random.default_rng(4)
     missed = 0
-    for _ in range(300):
-        seen = rng.multinomial(2000, [0.9, 0.07, 0.03])
+    for _ in range(40):
+        seen = rng.multinomial(1000, [0.9, 0.07, 0.03])
         rates = (0.005, 0.8, 0.3)
         truth = 0.9 * 0.005 / (0.9 * 0.005 + 0.07 * 0.8 + 0.03 * 0.3)
         judged = [
@@ -141,7 +141,7 @@ def test_the_bounds_of_the_line_hold_in_19_of_20_lines():
         spans = audit._line_spans(counts, audited, reviewed)
         assert spans is not None
         missed += not spans[0].low <= truth <= spans[0].high
-    assert missed <= 15
+    assert missed <= 2
 
 
 def test_two_bundles_are_never_pooled():
@@ -182,18 +182,17 @@ def test_a_pass_whose_origin_is_not_told_does_not_count():
 
 
 def test_the_alarm_rarely_comes_without_cause_however_often_it_is_looked_at():
-    """1000 stations whose rate is the limit, looked at after each of 2000 labels."""
+    """500 stations whose rate is the limit, looked at after each of 2000 labels."""
     rng = np.random.default_rng(9)
-    table = {(k, t): audit.log_evidence(k, t, 0.01) for t in range(1, 2001) for k in range(60)
-             if k <= t}  # fmt: skip
     raised = 0
-    for _ in range(1000):
+    for _ in range(500):
         times = np.flatnonzero(rng.random(2000) < 0.01) + 1
         # between events the evidence falls while k / t is above the limit: only events can alarm
         raised += any(
-            k / t > 0.01 and table[k, int(t)] > np.log(20) for k, t in enumerate(times, 1)
+            k / t > 0.01 and audit.log_evidence(k, int(t), 0.01) > np.log(20)
+            for k, t in enumerate(times, 1)
         )
-    assert raised / 1000 <= 0.05
+    assert raised / 500 <= 0.05
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(0.03, 284), (0.05, 89)])

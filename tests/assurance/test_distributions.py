@@ -27,7 +27,9 @@ def test_t_is_that_of_scipy(freedom):
     assert distributions.t_two_sided(-2.1, freedom) == pytest.approx(2 * stats.t.sf(2.1, freedom))
 
 
-@pytest.mark.parametrize(("k", "n"), [(0, 20), (3, 60), (29, 60), (60, 60)])
+@pytest.mark.parametrize(
+    ("k", "n"), [(0, 20), (1, 1), (3, 60), (29, 60), (31, 60), (1990, 2000), (60, 60)]
+)
 def test_the_exact_interval_is_that_of_scipy(k, n):
     found = stats.binomtest(k, n).proportion_ci(0.95, "exact")
     assert distributions.interval(k, n) == pytest.approx((found.low, found.high), abs=1e-9)

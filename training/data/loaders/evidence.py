@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +27,7 @@ from numpy.typing import NDArray
 from forge_station.contract import grid, record, tasks
 from forge_station.contract.error import ContractError
 from forge_station.contract.grid import SIDE
+from forge_station.contract.label import Label, settle
 from forge_station.contract.verdict import Outcome, Verdict
 from forge_station.contract.views import VIEWS
 from training.data import conversations
@@ -45,9 +44,6 @@ from training.data.loaders.sample import (
     part_name,
 )
 
-SINGLE_BLIND, CONFIRMED = 0.9, 0.98
-"""Weight of one blind label, and of two that agree or an adjudicated one."""
-
 HELP = """A station's evidence folder and what people said about the parts.
 
   python -m training.load evidence /var/lib/station/evidence --labels labels.jsonl \\
@@ -61,28 +57,6 @@ One JSON object a line of the labels file:
 label: OK, NG or cannot_tell. mark: which part; may be left out with one part on the tray, and in an
 OK means all. cells: view -> [row, column] from 0 at the upper left. readings: mark -> part, of all
 marks. "adjudicates": true settles a disagreement. Other things to keep go into "more": {...}."""
-
-
-@dataclass(frozen=True)
-class Label:
-    """What one person said about one part (`mark`) or a whole tray (None)."""
-
-    result_id: str
-    label: Literal["OK", "NG", "cannot_tell"]
-    reviewer: str
-    blind: bool
-    mark: str | None = None
-    defect: str | None = None
-    cells: Mapping[str, tuple[tuple[int, int], ...]] | None = None
-    """View -> (row, column), 0-based, as in the verdict."""
-    readings: Mapping[str, str] | None = None
-    adjudicates: bool = False
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def said(self) -> tuple[object, ...]:
-        """What two people have to agree on: cells differ between any two hands."""
-        return self.label, self.defect, tuple(sorted((self.readings or {}).items()))
 
 
 @dataclass(frozen=True)
@@ -179,37 +153,6 @@ def _check(label: Label) -> None:
                     "cell outside the grid", which=f"cells.{view}",
                     expected=f"0..{SIDE - 1}", got=(row, column),
                 )  # fmt: skip
-
-
-def settle(labels: Sequence[Label]) -> tuple[list[tuple[Label, float]], Counter[str]]:
-    """One label and weight for each part, and how many were left out and why.
-
-    The last word of each reviewer counts. Cells of those who agree are joined.
-    """
-    counted: Counter[str] = Counter(cannot_tell=0, informed=0, disagree=0)
-    by_part: dict[tuple[str, str | None], dict[str, Label]] = defaultdict(dict)
-    judged: dict[tuple[str, str | None], Label] = {}
-    for label in labels:
-        key = (label.result_id, label.mark)
-        if label.label == "cannot_tell":
-            counted["cannot_tell"] += 1
-        elif label.adjudicates:
-            judged[key] = label
-        elif not label.blind:
-            counted["informed"] += 1
-        else:
-            by_part[key][label.reviewer] = label
-    settled = [(label, CONFIRMED) for label in judged.values()]
-    for key, own in by_part.items():
-        if key in judged:
-            continue
-        first, *others = own.values()
-        if any(other.said != first.said for other in others):
-            counted["disagree"] += len(own)
-            continue
-        joined = replace(first, cells=_joined(list(own.values())))
-        settled.append((joined, CONFIRMED if others else SINGLE_BLIND))
-    return settled, counted
 
 
 def examples_of(label: Label, weight: float, seen: Evidence) -> list[Sample]:
@@ -344,14 +287,6 @@ def _group(verdict: Verdict) -> str:
     """One physical part: its serial number; without one, the inspection."""
     known = verdict.serial_source != "none"
     return f"serial {verdict.serial}" if known else f"result {verdict.result_id}"
-
-
-def _joined(labels: Sequence[Label]) -> dict[str, tuple[tuple[int, int], ...]] | None:
-    drawn: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for label in labels:
-        for view, cells in (label.cells or {}).items():
-            drawn[view].update(cells)
-    return {view: tuple(sorted(cells)) for view, cells in drawn.items()} or None
 
 
 def _unique(samples: Sequence[Sample]) -> list[Sample]:
