@@ -348,6 +348,26 @@ class TestSocket:
         gate.offer(part("a"))
         assert self.asked(path, "b")[0]["refused"] == "BUSY"
 
+    @pytest.mark.parametrize(
+        ("serial", "timeout_s"), [("\udcff", 20.0), ("a", -1.0), ("a", float("nan"))]
+    )
+    def test_what_cannot_be_asked_is_one_error(self, source, path, serial, timeout_s):
+        with pytest.raises(TriggerError, match="cannot be asked"):
+            list(local.ask(path, serial, "", timeout_s))
+
+    def test_an_answer_that_is_none_is_one_error(self, path):
+        with socket.socket(socket.AF_UNIX) as foreign:
+            foreign.bind(str(path))
+            foreign.listen()
+
+            def answer() -> None:
+                with foreign.accept()[0] as client:
+                    client.sendall(b"HTTP/1.1 400\n")
+
+            threading.Thread(target=answer, daemon=True).start()
+            with pytest.raises(TriggerError, match="cannot be asked"):
+                self.asked(path, "a")
+
     def test_only_this_user_may_open_it(self, source, path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 

@@ -151,8 +151,8 @@ class StdinTrigger(Thread):
 def ask(path: Path, serial: str, part_number: str, timeout_s: float) -> Iterator[dict[str, Any]]:
     """The lines that a station answers to one trigger. Raises TriggerError when it does not."""
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(timeout_s)
         try:
+            client.settimeout(timeout_s)
             client.connect(str(path))
             _say(client, {"serial": serial, "part_number": part_number})
             with client.makefile("r", encoding="utf-8") as lines:
@@ -164,6 +164,13 @@ def ask(path: Path, serial: str, part_number: str, timeout_s: float) -> Iterator
                 which=path,
                 got=error.strerror or error,
                 action="start it with `forge-station run`; its trigger must be `software`",
+            ) from error
+        except ValueError as error:
+            raise TriggerError(
+                "the trigger cannot be asked for",
+                which=path,
+                expected="a serial in Unicode, a timeout of 0 or more, a station that answers JSON",
+                got=error,
             ) from error
 
 
