@@ -248,6 +248,12 @@ class StationConfig:
         return self.mqtt.station
 
     @property
+    def simulated(self) -> bool:
+        """Whether the parts are not real: no MES must take them for such."""
+        heads = self.scanner.heads if isinstance(self.scanner, HeadScanner) else ()
+        return isinstance(self.scanner, SimScanner) or any(h.camera.driver == "sim" for h in heads)
+
+    @property
     def trust(self) -> Trust:
         """Whose bundles it takes."""
         own = self.release

@@ -84,7 +84,7 @@ exit codes
       signal came): it got an ERROR verdict (INTERRUPTED)
   {NOT_STORED}  a result could not be stored, and waiting does not help; the part in work gets
       its ERROR verdict at the next start
-A service restarts on all but 0 and 64 (RestartPreventExitStatus=64). docs/TRIGGERS.md has a unit.
+A service restarts on all but 0 and 64 (RestartPreventExitStatus=64). deploy/systemd has a unit.
 """
 
 
@@ -327,7 +327,7 @@ class Runner:
 
     def _refused(self, part: Trigger, refusal: Refusal, text: str) -> None:
         """In the thread of a source: tell, and do not wait for the disk."""
-        line = f"{utc_now()}  {part.serial or '-'}  REFUSED  {refusal.name}: {text}"
+        line = f"{utc_now()}  {_printable(part.serial) or '-'}  REFUSED  {refusal.name}: {text}"
         self._background.submit(self._print, line)
         if not self._refused_lately:
             self._refused_lately = True
@@ -485,9 +485,14 @@ def line_of(verdict: Verdict) -> str:
     codes = ", ".join(dict.fromkeys(reason.code for reason in verdict.reasons)) or "-"
     spent = verdict.timings_ms.get("total", 0.0)
     return (
-        f"{verdict.end_time}  {verdict.serial}  {verdict.product}  {verdict.outcome.value}  "
-        f"{codes}  {spent:.0f} ms"
+        f"{verdict.end_time}  {_printable(verdict.serial)}  {verdict.product}  "
+        f"{verdict.outcome.value}  {codes}  {spent:.0f} ms"
     )
+
+
+def _printable(serial: str) -> str:
+    """A serial number with a line break or another control character must not break the line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in serial)
 
 
 class _Signals:
@@ -524,12 +529,12 @@ def _require_writable(folder: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            log.warning("evidence cannot be kept in %s: %s", folder, error.strerror)
+            return
         raise ConfigError(
             "the folder for evidence cannot be written",
             which=folder,
             got=error.strerror,
             action="create it for the station's user, or name another one in the station file",
         ) from error
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
-            log.warning("evidence cannot be kept in %s: %s", folder, error.strerror)
-            return

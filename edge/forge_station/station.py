@@ -23,7 +23,7 @@ from forge_station.capture import fusion, structured_light
 from forge_station.capture.base import PatternStack, Scan, Scanner, ScanSource, Trigger
 from forge_station.capture.replay import Recording
 from forge_station.config import Gates as GateLimits
-from forge_station.config import SimScanner, StationConfig
+from forge_station.config import StationConfig
 from forge_station.contract.verdict import Outcome, Verdict
 from forge_station.errors import ConfigError, InputError, OutboxError, StationError
 from forge_station.evidence.case import Case, Decider
@@ -161,7 +161,7 @@ def open_station(
             scanner_of,
             outbox,
             publisher,
-            simulated=isinstance(config.scanner, SimScanner),
+            simulated=config.simulated,
             waiting=others,
             drift=_open_drift(config, stack),
             keeper=stack.enter_context(Keeper(config.evidence)) if store else None,

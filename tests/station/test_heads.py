@@ -92,6 +92,14 @@ def test_the_heads_of_the_station_file_are_opened_and_watched(station_file: Path
     assert changes[-1].state is State.CLOSED
 
 
+def test_a_head_that_sees_simulated_parts_says_so_to_mes(station_file: Path) -> None:
+    assert not load_station(station_file).simulated
+    content = yaml.safe_load(station_file.read_text())
+    content["scanner"]["heads"][0]["camera"] = {"driver": "sim", "address": "projector"}
+    station_file.write_text(yaml.safe_dump(content))
+    assert load_station(station_file).simulated
+
+
 def test_the_practice_station_of_the_document_is_read(repository: Path, tmp_path: Path) -> None:
     text = (repository / "docs" / "CAMERAS.md").read_text(encoding="utf-8")
     found = text.split("# /tmp/practice/station.yaml\n")[1].split("```")[0]

@@ -336,6 +336,10 @@ def test_a_part_that_takes_longer_than_the_grace_gets_its_error(rig, monkeypatch
     assert not Journal(rig.folder / "outbox.sqlite.part.json").left()
 
 
+def test_a_serial_with_a_line_break_stays_one_line():
+    assert run._printable("A1\nA2\x1b[2J \u00e9") == "A1\\nA2\\x1b[2J \u00e9"
+
+
 class TestJournal:
     def test_a_part_that_a_crash_left_is_an_error_under_its_own_id(self, rig):
         with rig.running():
