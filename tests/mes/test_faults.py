@@ -1,4 +1,4 @@
-"""The failure matrix in short: one fault each, against a real broker. `make faults` for the long."""
+"""The failure matrix in short: `make faults` runs it whole (tests/mes/faults)."""
 
 from __future__ import annotations
 

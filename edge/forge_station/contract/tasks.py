@@ -33,7 +33,7 @@ TRUNK_OPEN = f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n
 IMAGE_OPEN, IMAGE_TOKEN, IMAGE_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 ASSISTANT = "<|im_end|>\n<|im_start|>assistant\n"
 GRID_KEY, GRID_END = "\n", "<|im_end|>"
-"""What a grid written as one text stands behind (a branch feeds one token at least), and its end."""
+"""What a grid written as one text stands behind (a branch feeds one token), and its end."""
 NEXT_USER = "<|im_end|>\n<|im_start|>user\n"
 
 TASKS = ("workpiece", "surface", "assembly")

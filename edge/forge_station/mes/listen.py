@@ -29,7 +29,6 @@ from forge_station.mes.link import SESSION_EXPIRY_S, password_of, tls_context
 from forge_station.mes.topics import MqttConfig, events_filter, probe_topic, statuses_filter
 from forge_station.mes.tracking import Observation, Tracker
 
-
 _FOR_PROGRAMS = ("schema", "source", "time", "schemas", "type", "bootId")
 
 
