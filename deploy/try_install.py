@@ -147,8 +147,10 @@ def main() -> int:
     parser.add_argument("context", type=Path, help="folder that COPY copies: the wheelhouse")
     parser.add_argument("--mount", default="", metavar="DIR:PATH", help="a folder for the command")
     parser.add_argument("--work", type=Path, help="keep the roots here (default: removed)")
-    parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENT", help="for ENTRYPOINT")
-    args = parser.parse_args()
+    parser.epilog = "after --: arguments for ENTRYPOINT"
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    args = parser.parse_args(words[:end])
     missing = [name for name in ("debootstrap", "unshare", "chroot") if shutil.which(name) is None]
     if os.geteuid() != 0 or missing or not args.context.is_dir():
         print(f"try_install: needs root, a context folder, and {', '.join(missing) or 'no more'}",
@@ -158,7 +160,7 @@ def main() -> int:
     try:
         work.mkdir(parents=True, exist_ok=True)
         stage = build(args.dockerfile, args.context, work)
-        command = [*stage.entry, *args.arguments]
+        command = [*stage.entry, *words[end + 1 :]]
         print("-> " + " ".join(command), flush=True)
         return _inside(stage, command, stage.user, network=False, mount=args.mount)
     except (subprocess.CalledProcessError, ValueError) as error:
