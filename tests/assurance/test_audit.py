@@ -131,7 +131,7 @@ def test_the_bounds_of_the_line_hold_in_19_of_20_lines():
         rates = (0.005, 0.8, 0.3)
         truth = 0.9 * 0.005 / (0.9 * 0.005 + 0.07 * 0.8 + 0.03 * 0.3)
         judged = [
-            audit.Judged(str(i), outcome, bool(defective), "", "")
+            audit.Judged(str(i), outcome, bool(defective), "", i)
             for outcome, count, rate in zip((PASS, FAIL, UNSURE), seen, rates, strict=True)
             for i, defective in enumerate(rng.random(count // 2) < rate)
         ]
@@ -208,6 +208,16 @@ def test_the_alarm_finds_a_raised_rate_in_time(rate, expected):
                 break
         found.append(t)
     assert np.median(found) == pytest.approx(expected, rel=0.2)
+
+
+def test_the_alarm_follows_the_order_of_the_labels_not_of_the_parts():
+    """Ten defective parts labelled last: they come after 90 good ones, whatever their time."""
+    parts = Set()
+    parts.add(10, PASS, "NG", "audit")
+    parts.add(90, PASS, "OK", "audit")
+    parts.labels = parts.labels[10:] + parts.labels[:10]
+    (alarm,) = parts.ledger.alarms
+    assert alarm.raised_at is not None and alarm.raised_at > 90
 
 
 def test_an_alarm_once_raised_stays():

@@ -44,7 +44,8 @@ class Judged:
     outcome: Outcome
     defective: bool
     origin: str
-    time: str
+    place: int
+    """Of its last label among all labels: the order in which truths became known."""
 
 
 @dataclass(frozen=True)
@@ -176,10 +177,11 @@ def _judged(
     labels: Sequence[Label],
     origin: str | None,
 ) -> tuple[list[Judged], Counter[str]]:
-    """Distinct parts with their truth, in the order of inspection."""
+    """Distinct parts with their truth, in the order of their labels, which the alarms need."""
     told = {
         label.result_id: str(label.more["origin"]) for label in labels if "origin" in label.more
     }
+    place = {label.result_id: number for number, label in enumerate(labels)}
     left_out: Counter[str] = Counter()
     parts: dict[str, list[Judged]] = defaultdict(list)
     for verdict in verdicts:
@@ -195,7 +197,9 @@ def _judged(
             continue
         serial = verdict.serial if verdict.serial_source != "none" else verdict.result_id
         truth = truths[verdict.result_id]
-        parts[serial].append(Judged(serial, verdict.outcome, truth, named, verdict.begin_time))
+        parts[serial].append(
+            Judged(serial, verdict.outcome, truth, named, place[verdict.result_id])
+        )
     found = []
     for own in parts.values():
         left_out["the same part again"] += len(own) - 1
@@ -205,7 +209,7 @@ def _judged(
         order = (Outcome.PASS, Outcome.UNSURE, Outcome.FAIL)
         worst = min if own[0].defective else max
         found.append(worst(own, key=lambda part: order.index(part.outcome)))
-    return sorted(found, key=lambda part: part.time), left_out
+    return sorted(found, key=lambda part: part.place), left_out
 
 
 def _ledger(own: Ledger, judged: Sequence[Judged], limits: tuple[float, float, float]) -> Ledger:
