@@ -314,7 +314,7 @@ def test_images_of_a_simulated_head_become_a_pass(bench):
     assert (done.verdict.outcome, done.verdict.reasons) == (Outcome.PASS, ())
     assert done.verdict.scan.poses == 4
     assert done.verdict.scan.calibration is not None
-    stages = ["capture", "decode", "scene", "gate", "gauge", "views", "read", "judge", "surface"]
+    stages = ["capture", "decode", "fuse", "scene", "gate", "gauge", "views", "read", "judge"]
     assert [*done.verdict.timings_ms][:9] == stages
     assert station.keeper is not None and station.keeper.drain(60)
     assert station.keeper.facts().parts == 1
