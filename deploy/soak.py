@@ -397,16 +397,15 @@ def _station(folder: Path, trigger: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Started, and ready for parts; told to stop at the end."""
     command = [sys.executable, "-m", "forge_station.cli", "run", "--station"]
     ready = threading.Event()
-    process = subprocess.Popen(
-        [*command, str(folder / "station.yaml")],
-        stdout=subprocess.PIPE,
-        stderr=(folder / "stderr.txt").open("wb"),
-    )
+    with (folder / "stderr.txt").open("wb") as errors:
+        process = subprocess.Popen(
+            [*command, str(folder / "station.yaml")], stdout=subprocess.PIPE, stderr=errors
+        )
 
     def read() -> None:
         assert process.stdout is not None
-        with (folder / "stdout.txt").open("wb") as file:
-            for line in process.stdout:
+        with process.stdout as lines, (folder / "stdout.txt").open("wb") as file:
+            for line in lines:
                 file.write(line)
                 if line.startswith(b"ready"):
                     ready.set()
