@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-import onnxruntime
-
 from forge_station.config import StationConfig, load_station
 from forge_station.errors import BundleError, ConfigError, StationError
 from forge_station.evidence import rejudge
@@ -25,7 +23,7 @@ from forge_station.opening import open_inspector
 from forge_station.pipeline import Inspector
 from forge_station.station import gates_of
 from forge_station.vlm.bundle_files import read_manifest
-from forge_station.vlm.engine import AUTO
+from forge_station.vlm.engine import AUTO, available
 
 SAME, DIFFERS, NOT_DONE = 0, 1, 2
 _PROGRESS_S = 2.0
@@ -220,7 +218,7 @@ def _digest(folder: Path) -> str | None:
 
 def _available(provider: str) -> str:
     """The provider of then, where this machine has it."""
-    if provider in onnxruntime.get_available_providers():
+    if provider in available():
         return provider
     print(f"{provider} is not here: the best that is, judges", file=sys.stderr)
     return AUTO

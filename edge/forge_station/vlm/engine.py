@@ -202,6 +202,11 @@ class Graph:
         )
 
 
+def available() -> list[str]:
+    """Execution providers that are installed here, as ONNX Runtime names them."""
+    return list(ort.get_available_providers())
+
+
 def _started(
     path: Path,
     threads: int,
@@ -211,12 +216,12 @@ def _started(
     settings: Mapping[str, str],
 ) -> ort.InferenceSession:
     """A session on the provider asked for; with `auto` on the first that starts."""
-    available = ort.get_available_providers()
-    if provider != AUTO and provider not in available:
+    installed = available()
+    if provider != AUTO and provider not in installed:
         raise ModelError(
             "execution provider is not installed",
             which=provider,
-            expected=f"one of {', '.join(available)}",
+            expected=f"one of {', '.join(installed)}",
             action="install the matching onnxruntime package or use `auto`",
         )
     options = ort.SessionOptions()
@@ -227,7 +232,7 @@ def _started(
     options.profile_file_prefix = str(profile / "run")
     for pool in ("intra_op", "inter_op"):
         options.add_session_config_entry(f"session.{pool}.allow_spinning", str(int(spinning)))
-    wanted = [p for p in PREFERRED if p in available] if provider == AUTO else [provider]
+    wanted = [p for p in PREFERRED if p in installed] if provider == AUTO else [provider]
     for name in wanted:
         given: list[Any] = [(name, dict(settings))] if settings else [name]
         given += [] if name == CPU else [CPU]
