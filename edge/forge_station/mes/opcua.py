@@ -101,7 +101,7 @@ class OpcUaServer:
         except OSError as error:
             raise self._cannot_listen(error) from error
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="opcua", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="opcua", daemon=True)
         self._thread.start()
         begun = self._call(self._begin())
         try:
@@ -328,6 +328,10 @@ class OpcUaServer:
         future.add_done_callback(_report)
         return future
 
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
     def _end_loop(self) -> None:
         async def cancel() -> None:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -335,14 +339,13 @@ class OpcUaServer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+        ended = asyncio.run_coroutine_threadsafe(cancel(), self._loop)
+        ended.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
         try:
-            asyncio.run_coroutine_threadsafe(cancel(), self._loop).result(END_TIMEOUT_S)
+            ended.result(END_TIMEOUT_S)
         except FutureTimeout:
             log.error("opcua: open connections do not end in %g s", END_TIMEOUT_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(END_TIMEOUT_S)
-        if not self._thread.is_alive():  # else it ends with the process
-            self._loop.close()
+        self._thread.join(END_TIMEOUT_S)  # one that does not end, ends with the process
 
 
 class _Users:
