@@ -36,7 +36,14 @@ def new_session(folder: Path, short: bool) -> Result:
                 put(10)
                 _take(consumer, numbers, 10)
                 consumer.next(0.01)
-                wait_for(lambda: file.exists() and '"upto": 10' in file.read_text(), 5.0)
+                wait_for(  # it is told where it began, and writes that down
+                    lambda: (
+                        consumer.next(0.02) is None
+                        and file.exists()
+                        and '"upto": 10' in file.read_text()
+                    ),
+                    5.0,
+                )
             restart(broker)  # its session is gone
             checks.that(wait_for(lambda: publisher.stats().connected, 10.0), "no connection")
             with Listener(config, statuses=False):  # the broker has somebody to give it to
@@ -50,7 +57,10 @@ def new_session(folder: Path, short: bool) -> Result:
             every = outbox.replay(1, outbox.span()[1] - 1, outbox.epoch)
             checks.that(every.missing == (), f"not held any more: {every.missing}")
     expected = list(range(1, 12 + missed))
-    checks.that(sorted(numbers) == expected, "not exactly what was missing")
+    lost = sorted(set(expected) - set(numbers))[:5]
+    twice = len(numbers) - len(set(numbers))
+    text = f"not exactly what was missing: lost {lost}, {twice} twice"
+    checks.that(sorted(numbers) == expected, text)
     note = f"{missed} missed, sent again without those it had, {repeats} repeats"
     return Result(
         len(expected), len(set(numbers)), len(set(expected) - set(numbers)),
