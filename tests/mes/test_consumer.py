@@ -75,7 +75,7 @@ def test_nothing_is_sent_to_a_consumer_that_is_away_and_all_once_it_is_there(
         with Consumer(config, "mes", tmp_path / "mes.json") as consumer:
             assert numbers(take(consumer, 30)) == list(range(1, 31))
             assert consumer.next(0.01) is None  # the last one is stored, too
-            assert publisher.drain(5.0)
+            assert publisher.drain(30.0)
             (heard,) = publisher.consumers()
             assert (heard.id, heard.alive, heard.positions["verdict"].upto) == ("mes", True, 30)
             assert consumer.figures().missing == 0
@@ -91,12 +91,12 @@ def test_what_the_consumer_did_not_store_is_not_delivered(
         consumer.start()
         assert len(take(consumer, 5)) == 5
         consumer.close(stored=False)  # it died while it stored the fifth
-        assert wait_for(lambda: outbox.pending == 6, 15.0)
+        assert wait_for(lambda: outbox.pending == 6, 30.0)
         assert wait_for(lambda: publisher.stats().connected)
         with Consumer(config, "mes", tmp_path / "mes.json") as consumer:
             assert numbers(take(consumer, 6)) == list(range(5, 11))
             assert consumer.next(0.01) is None
-            assert publisher.drain(5.0)
+            assert publisher.drain(30.0)
 
 
 @pytest.mark.parametrize("receipts", ["mes", None])
@@ -121,14 +121,14 @@ def test_consumer_that_comes_back_with_a_new_session_gets_exactly_what_it_misses
 
             with Listener(config, statuses=False):  # somebody else takes 6 to 8
                 put(outbox, config, 3)
-                assert publisher.drain(5.0)
+                assert publisher.drain(30.0)
         else:
             put(outbox, config, 3)
         with Consumer(config, "mes", watermark) as consumer:
             put(outbox, config, 2)
             assert sorted(numbers(take(consumer, 5))) == [6, 7, 8, 9, 10]
             assert consumer.next(0.3) is None
-            assert publisher.drain(5.0)
+            assert publisher.drain(30.0)
 
 
 def test_numbers_that_are_gone_are_told_and_hold_nothing_up(
@@ -146,7 +146,7 @@ def test_numbers_that_are_gone_are_told_and_hold_nothing_up(
         assert len(take(consumer, 3)) == 3  # 1, 3 and the alarm
         assert consumer.next(0.01) is None
         assert wait_for(lambda: consumer.next(0.02) is None and consumer.figures().gone == 1)
-        assert publisher.drain(5.0)
+        assert publisher.drain(30.0)
         assert consumer.figures().missing == 0
 
 
@@ -161,7 +161,7 @@ def test_replay_sends_delivered_rows_again_to_whoever_listens(
         Publisher(outbox, config, timing=QUICK) as publisher,
     ):
         put(outbox, config, 6)
-        assert publisher.drain(5.0)
+        assert publisher.drain(30.0)
         bodies = [item.body for item in listener.messages(0.3)]
         assert wait_for(lambda: not outbox._writer.marks)
         replayed = publisher.replay(2, 4, outbox.epoch)
