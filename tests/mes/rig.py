@@ -193,7 +193,7 @@ class ScriptedBroker:
         return [item for item in self.got if "/evt/" in item.topic]
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 5.0) -> bool:
+def wait_for(condition: Callable[[], object], timeout_s: float = 15.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if condition():

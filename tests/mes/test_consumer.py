@@ -85,11 +85,16 @@ def test_what_the_consumer_did_not_store_is_not_delivered(
     broker: Mosquitto, outbox: Outbox, tmp_path: Path
 ) -> None:
     config = config_of(broker)
-    put(outbox, config, 10)
+    put(outbox, config, 1)
     with Publisher(outbox, config, timing=QUICK) as publisher:
         consumer = Consumer(config, "mes", tmp_path / "mes.json")
         consumer.start()
-        assert len(take(consumer, 5)) == 5
+        assert len(take(consumer, 1)) == 1
+        assert wait_for(  # it was told where it began
+            lambda: consumer.next(0.02) is None and consumer._watermark.receipt()
+        )
+        put(outbox, config, 9)
+        assert len(take(consumer, 4)) == 4
         consumer.close(stored=False)  # it died while it stored the fifth
         assert wait_for(lambda: outbox.pending == 6, 30.0)
         assert wait_for(lambda: publisher.stats().connected)
