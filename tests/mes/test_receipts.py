@@ -28,7 +28,8 @@ def test_position_knows_exactly_what_it_took(numbers: list[int], begin: int) -> 
     position.begin(begin)
     for number in numbers[len(numbers) // 2 :]:
         position.take(number)
-    taken = set(numbers) | set(range(1, begin))
+    before = numbers[: len(numbers) // 2]
+    taken = set(numbers) | set(range(1, min([begin, *before])))
     assert [n for n in range(1, 50) if position.has(n)] == sorted(taken)
     assert position.upto is not None
     assert set(range(1, position.upto + 1)) <= taken
@@ -54,6 +55,16 @@ def test_nothing_is_missing_until_it_is_known_where_to_begin() -> None:
     assert position.top == 9
     position.begin(6)
     assert position.missing() == ((6, 6), (8, 8))
+
+
+def test_what_others_got_meanwhile_is_missing_for_whoever_ended_before_it_was_told() -> None:
+    """It took 1 to 10 and ended; 11 to 40 went to others; the station then says: begin at 41."""
+    position = Position()
+    position.take(1, 10)
+    position.begin(41)
+    assert (position.upto, position.top) == (10, 10)
+    position.take(41)
+    assert position.missing() == ((11, 40),)
 
 
 @settings(deadline=None)

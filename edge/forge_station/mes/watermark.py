@@ -64,9 +64,13 @@ class Position:
         self._absorb()
 
     def begin(self, number: int) -> None:
-        """Where to begin, if that is not known yet."""
+        """Where to begin, if that is not known yet: not behind what was taken already.
+
+        A consumer that ended before it was told has taken numbers; what came between them and
+        `number` went to others, and is missing here.
+        """
         if self.upto is None:
-            self.upto = number - 1
+            self.upto = min([number, *(first for first, _ in self._beyond)]) - 1
             self._absorb()
 
     def missing(self, limit: int = MISSING_RANGES) -> tuple[Range, ...]:
