@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
@@ -71,7 +72,7 @@ class QueueTrigger:
         return self._gate.offer(trigger, answer)
 
 
-class Thread:
+class Thread(ABC):
     """A source that is one thread: `step` is called again and again until `close`."""
 
     name = "trigger"
@@ -103,9 +104,9 @@ class Thread:
     ) -> None:
         self.close()
 
+    @abstractmethod
     def step(self) -> None:
         """Wait for at most a moment, and offer what came."""
-        raise NotImplementedError
 
     def offer(self, trigger: Trigger) -> None:
         try:
