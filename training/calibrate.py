@@ -27,6 +27,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_station import private_key
 from forge_station.contract import record
 from forge_station.contract.certificate import CHANGES
 from forge_station.errors import StationError
@@ -51,7 +52,7 @@ def run_certify(args: argparse.Namespace) -> dict[str, Any]:
     from training.calibration.limits import Target
 
     manifest = verify_folder(args.bundle).manifest
-    key = None if args.key is None else keys.read_private(args.key)
+    key = None if args.key is None else private_key.read(args.key)
     sizes = Promised() if args.promised is None else promised.read(args.promised)
     settings = Settings(
         target=Target(args.escape, args.confidence, args.overkill, args.together),
@@ -139,14 +140,14 @@ def table(done: Certified) -> str:
 
 def run_sign(args: argparse.Namespace) -> dict[str, Any]:
     """Sign a certificate that `certify` wrote and put it into a bundle."""
-    signed = keys.signed(keys.read_draft(args.certificate), keys.read_private(args.key))
+    signed = keys.signed(keys.read_draft(args.certificate), private_key.read(args.key))
     path = keys.put(signed, args.bundle)
     return {"file": str(path), "certificate": signed.certificate.sha256, "key_id": signed.key_id}
 
 
 def run_keygen(args: argparse.Namespace) -> dict[str, Any]:
     """A new pair of keys."""
-    public = keys.generate(args.private, args.public)
+    public = private_key.generate(args.private, args.public)
     print(f"keep {args.private} to yourself; stations get {args.public} as trusted_keys")
     return {"private": str(args.private), "public": str(args.public), "key_id": public.id}
 

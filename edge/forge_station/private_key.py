@@ -56,7 +56,7 @@ def read(path: Path) -> Ed25519PrivateKey:
             "the private key cannot be read",
             which=path,
             got=error.strerror,
-            action="make a pair: forge-station bundle keygen",
+            action="make a pair: forge-station bundle keygen, or training.calibrate keygen",
         ) from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(

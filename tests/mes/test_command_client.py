@@ -20,10 +20,11 @@ from cryptography.hazmat.primitives.serialization import (
 
 pytest.importorskip("rfc8785", reason="commands need the extra commands")
 
+from forge_station import private_key
 from forge_station.contract.error import ContractError
 from forge_station.errors import ConfigError, LinkError, OutboxError
 from forge_station.mes import acl, command, command_client, party
-from forge_station.mes.command_client import Commander, arguments_of, read_private_key, signed
+from forge_station.mes.command_client import Commander, arguments_of, signed
 from forge_station.mes.command_store import CommandStore
 from forge_station.mes.commands import CommandServer
 from forge_station.mes.outbox import Outbox
@@ -87,7 +88,7 @@ def test_wrong_arguments_are_answered_with_the_right_ones(
     ("content", "said"),
     [
         (b"no key", "not a private key"),
-        (pem(signing_rig.KEY, BestAvailableEncryption(b"secret")), "not encrypted"),
+        (pem(signing_rig.KEY, BestAvailableEncryption(b"secret")), "no passphrase"),
         (pem(ec.generate_private_key(ec.SECP256R1())), "expected Ed25519"),
         (None, "cannot be read"),
     ],
@@ -96,7 +97,7 @@ def test_key_that_cannot_sign_is_named(tmp_path: Path, content: bytes | None, sa
     if content is not None:
         (tmp_path / "key.pem").write_bytes(content)
     with pytest.raises(ConfigError, match=said):
-        read_private_key(tmp_path / "key.pem")
+        private_key.read(tmp_path / "key.pem")
 
 
 def test_what_it_signs_a_station_accepts() -> None:

@@ -7,21 +7,12 @@ the same.
 
 from __future__ import annotations
 
-import base64
 import json
-import os
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
 
+from forge_station import private_key
 from forge_station.contract import record
 from forge_station.contract.certificate import (
     CERTIFICATE_NAME,
@@ -30,61 +21,15 @@ from forge_station.contract.certificate import (
     canonical,
 )
 from forge_station.contract.error import ContractError
-from forge_station.signing import PublicKey
 from forge_station.vlm.bundle_files import verify_folder
 from training.calibration.error import CalibrationError
-
-
-def generate(private: Path, public: Path) -> PublicKey:
-    """Write a new pair of PEM files. Raises CalibrationError rather than replace a key."""
-    for path in (private, public):
-        if path.exists():
-            raise CalibrationError(
-                "a key is there already",
-                which=path,
-                action="choose another name: stations may still trust it",
-            )
-    key = Ed25519PrivateKey.generate()
-    try:
-        private.parent.mkdir(parents=True, exist_ok=True)
-        public.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        opened = key.public_key()
-        public.write_bytes(opened.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    except OSError as error:
-        raise CalibrationError("a key cannot be written", which=error.filename, got=error) from None
-    return PublicKey(opened.public_bytes_raw())
-
-
-def read_private(path: Path) -> Ed25519PrivateKey:
-    """The private key in a PEM file without a passphrase. Raises CalibrationError."""
-    try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
-    except OSError as error:
-        raise CalibrationError(
-            "the private key cannot be read",
-            which=path,
-            got=error.strerror,
-            action="make a pair: python -m training.calibrate keygen",
-        ) from error
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise CalibrationError(
-            "not a private key", which=path, expected="PEM, Ed25519, no passphrase", got=error
-        ) from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise CalibrationError(
-            "private key of another kind", which=path, expected="Ed25519", got=type(key).__name__
-        )
-    return key
 
 
 def signed(found: Certificate, key: Ed25519PrivateKey) -> SignedCertificate:
     """The certificate with its signature. It is signed as a station will read it back."""
     found = record.read(Certificate, record.write(found))
-    signature = base64.b64encode(key.sign(canonical(found))).decode()
-    return SignedCertificate(found, PublicKey(key.public_key().public_bytes_raw()).id, signature)
+    signature = private_key.sign(key, canonical(found))
+    return SignedCertificate(found, private_key.public_half(key).id, signature)
 
 
 def put(found: SignedCertificate, bundle: Path) -> Path:

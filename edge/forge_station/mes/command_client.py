@@ -21,12 +21,11 @@ from types import TracebackType
 from typing import Any
 
 import paho.mqtt.client as mqtt
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
+from forge_station import private_key
 from forge_station.errors import ConfigError, LinkError
 from forge_station.mes import command, party, schema
 from forge_station.mes.link import password_of, tls_context
@@ -225,23 +224,6 @@ class Commander:
         return client
 
 
-def read_private_key(path: Path) -> Ed25519PrivateKey:
-    """An Ed25519 private key (PEM), as `openssl genpkey -algorithm ed25519` makes it."""
-    try:
-        key = load_pem_private_key(path.read_bytes(), None)
-    except OSError as error:
-        raise ConfigError("the key cannot be read", which=path, got=error.strerror) from error
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(
-            "not a private key", which=path, expected="PEM, not encrypted", got=error
-        ) from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(
-            "private key of another kind", which=path, expected="Ed25519", got=type(key).__name__
-        )
-    return key
-
-
 def arguments_of(name: str, pairs: list[str]) -> dict[str, Any]:
     """`["value=0.5"]` -> `{"value": 0.5}`, typed as the command's schema says."""
     known = schema.load(command.SCHEMA)["$defs"]
@@ -290,7 +272,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, config: MqttConfig) -> int:
     """The command `forge-station command`. 0: it succeeded, 1: it did not."""
-    key = read_private_key(args.key)
+    key = private_key.read(args.key)
     given = arguments_of(args.name, args.arguments)
     with Commander(party.config_of(args, config), key, args.issuer) as commander:
         reply = commander.send(args.name, given, args.timeout)
@@ -308,4 +290,4 @@ def _rfc3339(time_: datetime) -> str:
     return time_.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-__all__ = ["Commander", "add_arguments", "arguments_of", "read_private_key", "run", "signed"]
+__all__ = ["Commander", "add_arguments", "arguments_of", "run", "signed"]

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from forge_station import private_key
 from forge_station.checks import SCORE_VERSION, Thresholds
 from forge_station.contract import CONTRACT_VERSION
 from forge_station.contract.certificate import CERTIFICATE_NAME, objections, uncovered
 from forge_station.contract.manifest import MANIFEST_NAME, FileEntry, Manifest
 from forge_station.contract.spec import Product
+from forge_station.errors import ConfigError
 from forge_station.permit import read_permit
 from forge_station.signing import read_public_key
 from tests.training.calibration.sets import row, rows
@@ -201,11 +203,11 @@ def test_a_refusal_is_one_message_and_changes_no_bundle(
 
 def test_no_key_is_ever_replaced_and_no_other_file_is_a_key(tmp_path, capsys):
     private, public = tmp_path / "a.pem", tmp_path / "b.pem"
-    keys.generate(private, public)
-    with pytest.raises(CalibrationError, match="a key is there already"):
-        keys.generate(private, tmp_path / "c.pem")
-    with pytest.raises(CalibrationError, match="not a private key"):
-        keys.read_private(public)
+    private_key.generate(private, public)
+    with pytest.raises(ConfigError, match="a key is there already"):
+        private_key.generate(private, tmp_path / "c.pem")
+    with pytest.raises(ConfigError, match="not a private key"):
+        private_key.read(public)
 
 
 def test_the_help_teaches_the_steps(capsys):
