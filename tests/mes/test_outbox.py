@@ -138,6 +138,14 @@ def test_recently_confirmed_rows_can_be_sent_again(outbox: Outbox) -> None:
     assert outbox.counts().pending == 2
 
 
+def test_all_that_a_draining_backlog_had_confirmed_can_be_sent_again(outbox: Outbox) -> None:
+    seqs = put(outbox, 1000)
+    for seq in seqs:
+        outbox.mark(seq, "acked", 0)
+    assert wait_for(lambda: not outbox.counts().pending)
+    assert outbox.resend_recent(60.0) == 1000
+
+
 def test_state_survives_reopening(tmp_path: Path) -> None:
     path = tmp_path / "outbox.db"
     with Outbox(path, ballast_bytes=0) as outbox:

@@ -163,13 +163,14 @@ class Outbox:
         """The consumer has the stream's numbers up to `upto`; returns at once."""
         self._writer.release(stream, upto)
 
-    def resend_recent(self, within_s: float, limit: int = 200) -> int:
+    def resend_recent(self, within_s: float) -> int:
         """Make pending again what was confirmed in the `within_s` before the last confirmation.
 
         For a broker that came back without its memory: what it confirmed last may have reached
-        nobody. Returns the number of rows.
+        nobody. All of it, however much: while a backlog drains it is thousands. Returns the number
+        of rows.
         """
-        return self._change(lambda db: outbox_rows.resend_recent(db, within_s, limit))
+        return self._change(partial(outbox_rows.resend_recent, within_s=within_s))
 
     def replay(self, from_seq: int, to_seq: int, epoch: str) -> Replayed:
         """Make the delivered rows of these seqs pending again, as far as they are still held.

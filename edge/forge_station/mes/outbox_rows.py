@@ -157,14 +157,12 @@ def release(db: sqlite3.Connection, stream: str, upto: int) -> Change:
     return Change(pending=-changed, acked=changed)
 
 
-def resend_recent(db: sqlite3.Connection, within_s: float, limit: int) -> Change:
+def resend_recent(db: sqlite3.Connection, within_s: float) -> Change:
     """Make pending again what was confirmed in the `within_s` before the last confirmation."""
     changed = db.execute(
-        "update outbox set state = 'pending', acked_utc = null where seq in"
-        " (select seq from outbox where state = 'acked' and acked_utc >="
-        "   (select max(acked_utc) from outbox where state = 'acked') - ?"
-        "  order by acked_utc desc limit ?)",
-        (within_s, limit),
+        "update outbox set state = 'pending', acked_utc = null where state = 'acked'"
+        " and acked_utc >= (select max(acked_utc) from outbox where state = 'acked') - ?",
+        (within_s,),
     ).rowcount
     return Change(pending=changed, acked=-changed)
 
