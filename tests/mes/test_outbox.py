@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -445,3 +446,16 @@ def test_put_takes_milliseconds(outbox: Outbox) -> None:
     durations.sort()
     assert durations[100] < 0.05
     assert durations[190] < 0.25
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_what_was_confirmed_last_is_found_though_the_clock_jumps(
+    outbox: Outbox, jump_s: float
+) -> None:
+    real, jumped = time.time, [0.0]
+    with mock.patch.object(time, "time", side_effect=lambda: real() + jumped[0]):
+        for jumped[0] in (0.0, jump_s):
+            for seq in put(outbox, 2):
+                outbox.mark(seq, "acked", 0)
+            assert wait_for(lambda: not outbox._writer.marks)
+        assert outbox.resend_recent(30.0) == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -305,6 +306,57 @@ def test_broker_without_memory_gets_what_it_had_confirmed_last_again(outbox: Out
         assert time.monotonic() - ended > QUICK.settle_s  # consumers come back first
         assert running.drain(5.0)
     assert seqs(broker.events()) == sent + sent
+
+
+def test_consumers_have_their_time_although_the_connection_ends_meanwhile(outbox: Outbox) -> None:
+    timing = replace(QUICK, settle_s=0.6)
+    broker = ScriptedBroker()
+    put(outbox, 5)
+    with publisher(outbox, broker, timing) as running:
+        assert running.drain(5.0)
+        broker.session_present = False
+        began = time.monotonic()
+        broker.sessions[0].emit(Down(None, "broker died"))
+        assert wait_for(lambda: len(broker.sessions) == 2 and broker.got[-1].topic.endswith("conn"))
+        broker.session_present = True  # the one that was made just now
+        broker.sessions[1].emit(Down(None, "cable"))
+        assert wait_for(lambda: len(broker.events()) == 10)
+        assert len(broker.sessions) == 3
+        assert time.monotonic() - began > timing.settle_s
+
+
+def test_station_that_starts_again_trusts_no_session_of_the_process_before(tmp_path: Path) -> None:
+    broker = ScriptedBroker()
+    for connects in (1, 2):
+        with Outbox(tmp_path / "outbox.db", ballast_bytes=0) as outbox:
+            put(outbox, 1)
+            began = time.monotonic()
+            with publisher(outbox, broker) as running:
+                assert running.drain(5.0)
+        assert (time.monotonic() - began > QUICK.settle_s) or connects == 1
+    assert seqs(broker.events()) == [1, 2]
+
+
+def test_broker_that_keeps_losing_its_memory_gets_no_older_rows_each_time(outbox: Outbox) -> None:
+    timing = replace(QUICK, settle_s=0.0, resend_s=0.2)
+    broker = ScriptedBroker()
+    put(outbox, 3)
+    with publisher(outbox, broker, timing) as running:
+        assert running.drain(5.0)
+        assert wait_for(lambda: not outbox._writer.marks)
+        time.sleep(0.5)
+        last = put(outbox, 2)
+        assert running.drain(5.0)
+        assert wait_for(lambda: not outbox._writer.marks)
+        broker.session_present = False
+        broker.answer = lambda message: None if "/evt/" in message.topic else 0
+        for connects in (1, 2):
+            broker.sessions[-1].emit(Down(None, "broker died"))
+            assert wait_for(lambda: len(broker.events()) == 5 + 2 * connects)  # noqa: B023
+        broker.answer = lambda _: 0
+        broker.sessions[-1].emit(Down(None, "broker died"))
+        assert running.drain(5.0)
+    assert seqs(broker.events())[5:] == last * 3
 
 
 def test_broker_with_memory_gets_nothing_twice(outbox: Outbox) -> None:

@@ -110,12 +110,12 @@ def insert(
     return int(cursor.lastrowid or 0), number
 
 
-def apply_marks(db: sqlite3.Connection, marks: Marks) -> Change:
-    """Write the broker's answers to pending rows."""
+def apply_marks(db: sqlite3.Connection, marks: Marks, now: float) -> Change:
+    """Write the broker's answers to pending rows. `now` is of the writer's clock."""
     change = Change(unclaimed={})
     assert change.unclaimed is not None
     for seq, (state, reason) in marks.items():
-        acked_utc = time.time() if state == "acked" else None
+        acked_utc = now if state == "acked" else None
         found = db.execute(
             "update outbox set state = ?, tries = tries + 1, last_reason = ?, acked_utc = ?"
             " where seq = ? and state = 'pending' returning stream",
@@ -147,22 +147,28 @@ def bury(db: sqlite3.Connection, seq: int, reason: int | None = None) -> None:
     db.execute("delete from outbox where seq = ?", (seq,))
 
 
-def release(db: sqlite3.Connection, stream: str, upto: int) -> Change:
+def release(db: sqlite3.Connection, stream: str, upto: int, now: float) -> Change:
     """The consumer has every number of the stream up to and including `upto`."""
     changed = db.execute(
         "update outbox set state = 'acked', acked_utc = ?"
         " where stream = ? and state = 'pending' and stream_seq <= ?",
-        (time.time(), stream, upto),
+        (now, stream, upto),
     ).rowcount
     return Change(pending=-changed, acked=changed)
+
+
+def last_confirmed(db: sqlite3.Connection) -> float:
+    """When the last confirmation of a row that is held was committed; 0 when there is none."""
+    (found,) = db.execute("select max(acked_utc) from outbox where state = 'acked'").fetchone()
+    return float(found or 0.0)
 
 
 def resend_recent(db: sqlite3.Connection, within_s: float) -> Change:
     """Make pending again what was confirmed in the `within_s` before the last confirmation."""
     changed = db.execute(
         "update outbox set state = 'pending', acked_utc = null where state = 'acked'"
-        " and acked_utc >= (select max(acked_utc) from outbox where state = 'acked') - ?",
-        (within_s,),
+        " and acked_utc >= ?",
+        (last_confirmed(db) - within_s,),
     ).rowcount
     return Change(pending=changed, acked=-changed)
 

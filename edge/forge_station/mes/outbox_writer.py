@@ -117,6 +117,7 @@ class Writer:
         self._jobs: deque[Job] = deque()
         self.marks: dict[int, tuple[Mark, int | None]] = {}
         self.releases: dict[str, int] = {}
+        self._began = max(time.time(), outbox_rows.last_confirmed(db)) - time.monotonic()
         self._due = 0.0
         self._closing = False
         self._listeners: list[Callable[[], None]] = []
@@ -180,6 +181,11 @@ class Writer:
     def _note(self) -> None:
         if not self.marks and not self.releases:
             self._due = time.monotonic() + MARK_DELAY_S
+
+    def _now(self) -> float:
+        """Seconds since 1970 by the clock of the start, or of the last confirmation: it never goes
+        back. What was confirmed last must be found again even when the machine's clock jumps."""
+        return self._began + time.monotonic()
 
     # The thread
 
@@ -268,9 +274,10 @@ class Writer:
         )
         db.execute("pragma synchronous=" + ("full" if durable else "normal"))
         db.execute("begin immediate")
-        total = outbox_rows.apply_marks(db, marks)
+        now = self._now()
+        total = outbox_rows.apply_marks(db, marks, now)
         for stream, upto in releases.items():
-            total.add(outbox_rows.release(db, stream, upto))
+            total.add(outbox_rows.release(db, stream, upto, now))
         for job in jobs:
             job.change, job.numbers = Change(), {}
             job.result = job.run(db, job.change)
@@ -316,7 +323,7 @@ class Writer:
 
     def maintain(self) -> None:
         """Delete confirmed rows past their time, give free pages back, set the ballast aside."""
-        before = time.time() - self._limits.keep_acked_s
+        before = self._now() - self._limits.keep_acked_s
         deleted = False
         try:
             while self._changed(outbox_rows.delete_acked, before):

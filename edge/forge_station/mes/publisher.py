@@ -49,8 +49,6 @@ REFUSED_FROM = 0x80
 LASTING_S = 5.0
 """A connection that lasted so long was a good one: the next attempt may come soon. Shorter ones
 make the waits grow: no storm of two stations with one id, or of a broker in a restart loop."""
-
-
 REPLIES_WAITING = 100
 
 
@@ -92,7 +90,7 @@ class Publisher:
         self._statuses: dict[str, Mapping[str, Any]] = {}
         self._unsent: dict[str, None] = {}
         self._generation = 0
-        self._backlog = self._new_backlog()
+        self._backlog = Backlog(self._outbox, STREAMS, self._timing.no_consumer_s)
         self._in_flight: dict[int, _Sent] = {}
         self._window = 0
         self._connected = False
@@ -101,7 +99,7 @@ class Publisher:
         self._last_error: str | None = None
         self._progress_at = 0.0
         self._answers = 0
-        self._settled_at = 0.0
+        self._settled_at, self._resent_at = 0.0, -1
         self._suspicion = Suspicion()
         self._alarmed: set[int] = set()
         self._takeover = Takeover(outbox.boot_id)
@@ -324,35 +322,39 @@ class Publisher:
     def _begin(self, link: Connection) -> None:
         """A new connection: nothing is on its way, every lane starts from its oldest row."""
         now = time.monotonic()
-        record = self._receipts.record
-        lost_memory = not link.session_present and record is None
-        if lost_memory and self._timing.resend_s and not self._receipts.followed:
-            try:
-                again = self._outbox.resend_recent(self._timing.resend_s)
-            except OutboxFull as error:
-                log.error("mqtt: recent rows cannot be sent again: %s", error)
-                again = 0
-            if again:
-                log.info("mqtt: the broker has lost its memory: %d rows are sent again", again)
-        known = self._connects > 0 or self._outbox.previous_shutdown != "first"
-        hold = self._timing.settle_s if lost_memory and known else 0.0
+        if self._receipts.record is None:
+            self._distrust(link, now)
         with self._lock:
             self._in_flight.clear()
             self._again.clear()
             self._receipts.connected()
-            self._backlog = self._new_backlog()
+            self._backlog = Backlog(self._outbox, STREAMS, self._timing.no_consumer_s)
             self._connected = True
             self._connects += 1
             self._window = link.window
             self._last_error = None
             self._unsent = self._everything()
-            self._settled_at = now + hold
         self._progress_at = now
         self._takeover.connected(now, again=self._connects > 1)
-        link.subscribe(
-            tuple(self._own), as_published=False
-        )  # there now, or of the broker's memory?
+        link.subscribe(tuple(self._own), as_published=False)  # as told apart by `_own_conn`
         link.subscribe(tuple(self._handlers))
+
+    def _distrust(self, link: Connection, now: float) -> None:
+        """A broker without memory: consumers need time to come back as well, and what it confirmed
+        last goes out again. A process that begins may have the session of the one before it, which
+        may be as new as the broker's memory: it waits, too."""
+        first = self._connects == 0
+        if self._outbox.previous_shutdown != "first" if first else not link.session_present:
+            self._settled_at = now + self._timing.settle_s
+        forgot = not link.session_present and self._acked != self._resent_at
+        if not forgot or self._receipts.followed or not self._timing.resend_s:
+            return
+        try:
+            again = self._outbox.resend_recent(self._timing.resend_s)
+            self._resent_at = self._acked
+            log.info("mqtt: the broker has no memory of us: %d rows are sent again", again)
+        except OutboxFull as error:
+            log.error("mqtt: recent rows cannot be sent again: %s", error)
 
     def _serve(self, link: Connection) -> Down | None:
         """Send and listen until the connection ends; None when the publisher is to stop."""
@@ -556,9 +558,6 @@ class Publisher:
         if guilty is not None:
             text = "the broker ended the connection each time when it alone was on its way"
             self._bury(rows[guilty], PACKET_TOO_LARGE, text)
-
-    def _new_backlog(self) -> Backlog:
-        return Backlog(self._outbox, STREAMS, self._timing.no_consumer_s)
 
     # Status
 
