@@ -25,6 +25,7 @@ from forge_station.mes import payloads
 from forge_station.mes.alarms import Alarms
 from forge_station.mes.command_store import CommandStore
 from forge_station.mes.commands import CommandServer, Handler
+from forge_station.mes.link import Outgoing
 from forge_station.mes.topics import topic_of
 from forge_station.permit import read_permit
 from forge_station.pipeline import Inspector
@@ -220,16 +221,24 @@ def deployer_of(station: Station) -> Deployer | None:
     def use(inspector: Inspector, folder: Path) -> None:
         with between_parts(station):
             station.main, station.bundle = inspector, folder
-            station.publisher.add_birth(birth_of(station.inspector))
+            station.publisher.add_birth({**birth_of(station.inspector), **_bundle_of(inspector)})
         held = station.state["state"] == "ERROR"  # a line that holds its parts goes on doing so
         station.tell(str(station.state["text"]) if held else None)
 
+    told: dict[str, int] = {}
+
     def tell(job: JobRecord, progress: float | None) -> None:
+        """A new state goes out by itself as well: of what is retained, only the newest does."""
+        topic = topic_of(config.mqtt, "job", job.id)
         body = payloads.status_body("job", config.mqtt.root, job.message(progress))
-        station.publisher.set_retained(topic_of(config.mqtt, "job", job.id), body)
+        station.publisher.set_retained(topic, body)
+        if told.get(job.id) != job.version:
+            told[job.id] = job.version
+            station.publisher.send(Outgoing(topic, body, 1, retain=True))
         if job.over:
             _tell_end(station, job)
 
+    station.publisher.add_birth(_bundle_of(station.main))
     return Deployer(
         BundleStore(config.bundle),
         config.trust,
@@ -242,6 +251,19 @@ def deployer_of(station: Station) -> Deployer | None:
         ),
         golden_p99_ms=config.runtime.time_budget_s * 1000,
     )
+
+
+def _bundle_of(inspector: Inspector) -> dict[str, Any]:
+    """What the birth message says of the bundle that deployments replace."""
+    manifest = inspector.model.manifest
+    return {
+        "bundle": {
+            "name": manifest.name,
+            "version": manifest.version,
+            "releaseCounter": manifest.release_counter,
+            "sha256": manifest.sha256,
+        }
+    }
 
 
 def _tell_end(station: Station, job: JobRecord) -> None:

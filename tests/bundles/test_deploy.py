@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from forge_station.bundles import archive, fetch
+from forge_station.bundles import archive, deploy, fetch, local
 from forge_station.bundles.jobs import BEFORE_ACTIVE, JobRecord
 from forge_station.bundles.store import BundleStore
 from forge_station.contract.error import ContractError
 from forge_station.errors import BundleError
+from forge_station.mes import payloads
 from tests.bundles import rig
 from tests.bundles.deploy_rig import ANYBODY, QUICK, FakeStation
 
@@ -207,6 +208,44 @@ def test_a_deployment_that_takes_too_long_is_given_up(store: BundleStore, tmp_pa
             assert time.monotonic() < deadline
             time.sleep(0.02)
     assert release_of(station) == 1
+
+
+def test_what_was_counted_is_told(store: BundleStore, tmp_path: Path) -> None:
+    station = FakeStation(store.root, replace(QUICK, shadow_disagree=1.0, trial_fail_share=1.0))
+    job = deployed(station, bundle(tmp_path, 2, "FAIL"))
+    assert job.shadow.parts == job.shadow.different == 3
+    assert job.message()["shadow"] == {"parts": 3, "different": 3}
+    assert job.message()["trial"] == {"parts": 3, "fail": 3, "unsure": 0, "slow": 0}
+    assert job.code == "TRIAL_FAILED"
+    payloads.status_body("job", "a/b", job.message())  # as its schema says
+
+
+def test_a_running_station_finds_the_order_that_a_stick_left(
+    store: BundleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy, "LOOK_S", 0.01)
+    url = Path(bundle(tmp_path, 2))
+    station = FakeStation(store.root)
+    with station.deployer:
+        left = local.order(store.root, url, "stick-1", ANYBODY)
+        assert (left.state, left.release_counter) == ("STAGED", 2)
+        with pytest.raises(BundleError, match="another deployment is under way"):
+            local.order(store.root, url, "stick-2", ANYBODY)
+        url.unlink()
+        assert station.until_over("stick-1").state == "SUCCEEDED"
+    assert release_of(station) == 2
+    assert local.order(store.root, url, "stick-1", ANYBODY).state == "SUCCEEDED", "told again"
+
+
+def test_a_stick_gets_in_nothing_that_a_command_would_not(
+    store: BundleStore, tmp_path: Path
+) -> None:
+    url = Path(bundle(tmp_path, 2))
+    other = local.order(store.root, url, "j-1", ANYBODY, sha256="0" * 64)
+    assert (other.state, "another bundle" in other.detail) == ("REJECTED", True)
+    cut(str(url))
+    assert local.order(store.root, url, "j-2", ANYBODY).state == "REJECTED"
+    assert release_of(FakeStation(store.root)) == 1
 
 
 @pytest.fixture

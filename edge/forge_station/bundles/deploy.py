@@ -36,6 +36,8 @@ JUDGED_FROM = 10
 """Parts of a trial before which no share says anything."""
 USUAL = 50
 """Parts whose durations say what is usual."""
+LOOK_S = 5.0
+"""An idle station looks so often for a deployment that was left in its store (`local.py`)."""
 _RETRY_S = 60.0
 _TELL_S = 1.0
 
@@ -196,7 +198,7 @@ class Deployer:
             self._wake.clear()
             job = self.jobs.current()
             if job is None:
-                self._wake.wait()
+                self._wake.wait(LOOK_S)  # an order from a stick comes through the store alone
                 continue
             try:
                 self._step(job)
@@ -358,6 +360,7 @@ class Deployer:
             "ACTIVATING",
             before="" if active is None else active.name,
             usual_ms=usual,
+            shadow=job.tally,
             tally=Tally(),
         )
 

@@ -75,6 +75,9 @@ class JobRecord:
     model_version: str = ""
     release_counter: Count = 0
     tally: Tally = Tally()
+    """Of the state it is in; kept when TRIAL is over."""
+    shadow: Tally = Tally()
+    """What SHADOW found, once it is over."""
     usual_ms: float | None = None
     """Median duration of parts under the bundle before."""
     restarts: Count = 0
@@ -87,6 +90,11 @@ class JobRecord:
     def over(self) -> bool:
         return self.state in FINAL
 
+    @property
+    def shadow_over(self) -> bool:
+        """Whether `tally` counts parts of the trial."""
+        return bool(self.before) and self.state not in BEFORE_ACTIVE
+
     def message(self, progress: float | None = None) -> dict[str, Any]:
         """Fields of the message `job/1.0`."""
         found: dict[str, Any] = {"jobId": self.id, "state": self.state, "version": self.version}
@@ -94,6 +102,17 @@ class JobRecord:
             found["code"] = self.code
         if self.detail:
             found["detail"] = self.detail[:1000]
+        shadow = self.tally if self.state == "SHADOW" else self.shadow
+        if shadow.parts:
+            found["shadow"] = {"parts": shadow.parts, "different": shadow.different}
+        if self.shadow_over and self.tally.parts:
+            counted = self.tally
+            found["trial"] = {
+                "parts": counted.parts,
+                "fail": counted.fail,
+                "unsure": counted.unsure,
+                "slow": counted.slow,
+            }
         if progress is not None:
             found["progress"] = round(min(1.0, max(0.0, progress)), 3)
         if self.name:

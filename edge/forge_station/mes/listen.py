@@ -11,7 +11,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TextIO
@@ -26,7 +26,13 @@ from forge_station.contract.error import ContractError
 from forge_station.errors import LinkError
 from forge_station.mes import schema
 from forge_station.mes.link import SESSION_EXPIRY_S, password_of, tls_context
-from forge_station.mes.topics import MqttConfig, events_filter, probe_topic, statuses_filter
+from forge_station.mes.topics import (
+    MqttConfig,
+    events_filter,
+    jobs_filter,
+    probe_topic,
+    statuses_filter,
+)
 from forge_station.mes.tracking import Observation, Tracker
 
 _FOR_PROGRAMS = ("schema", "source", "time", "schemas", "type", "bootId")
@@ -41,7 +47,8 @@ class Received:
     retained: bool
     message: Mapping[str, Any]
     kind: str
-    """`verdict`, `grid`, `alarm`, `conn`, `birth`, `state` or `last`; the topic's last level."""
+    """`verdict`, `grid`, `alarm`, `conn`, `birth`, `state`, `last`: the topic's last level; or
+    `job`."""
     flow: Observation | None = None
     """Of events only: repeat, gap, filled gap, new epoch."""
     fault: str | None = None
@@ -51,7 +58,8 @@ class Listener:
     """`with Listener(config) as listener:` subscribes; `listener.next(5.0)` gives one message.
 
     It reconnects by itself. With `client_id` it is a consumer of record: the broker keeps what
-    arrives while it is away (one hour). Repeats are delivered too, marked as such, unless
+    arrives while it is away (one hour). `filters`: topics in place of all that a station says.
+    Repeats are delivered too, marked as such, unless
     `repeats` is False. Raises LinkError when the broker cannot be reached in `timeout_s`.
     """
 
@@ -61,12 +69,15 @@ class Listener:
         *,
         client_id: str | None = None,
         statuses: bool = True,
+        filters: Sequence[str] | None = None,
         repeats: bool = False,
         timeout_s: float = 10.0,
     ) -> None:
         self._config = config
         self._client_id = client_id
-        self._filters = [events_filter(config), *([statuses_filter(config)] if statuses else [])]
+        more = [statuses_filter(config), jobs_filter(config)] if statuses else []
+        self._filters = [events_filter(config), *more] if filters is None else list(filters)
+        self._jobs: dict[str, set[tuple[int, float | None]]] = {}
         self._repeats = repeats
         self._timeout_s = timeout_s
         self._arrived: queue.SimpleQueue[tuple[str, bytes, bool]] = queue.SimpleQueue()
@@ -132,8 +143,23 @@ class Listener:
             except queue.Empty:
                 return None
             received = self._read(*arrived)
-            if self._repeats or received.flow is None or not received.flow.duplicate:
+            if self._repeats or not self._known(received):
                 return received
+
+    def _known(self, received: Received) -> bool:
+        """An event that came before, or what a deployment has said already: each of its states goes
+        out by itself, and the newest as a retained message as well."""
+        if received.flow is not None:
+            return received.flow.duplicate
+        if received.kind != "job" or received.fault is not None:
+            return False
+        message = received.message
+        said = (message["version"], message.get("progress"))
+        seen = self._jobs.setdefault(received.topic, set())
+        if said in seen:
+            return True
+        seen.add(said)
+        return False
 
     def arrived(self, timeout_s: float) -> tuple[str, bytes, bool] | None:
         """The next message as topic, body, retained; neither read nor followed."""
@@ -199,7 +225,8 @@ class Listener:
         return client
 
     def _read(self, topic: str, body: bytes, retained: bool) -> Received:
-        kind = topic.rsplit("/", 1)[-1]
+        *_, above, kind = topic.split("/")
+        kind = "job" if above == "job" else kind
         try:
             message = json.loads(body)
             if not isinstance(message, dict):
@@ -227,6 +254,8 @@ def line_of(received: Received) -> str:
     elif received.kind == "alarm":
         state = "" if message["active"] else " (gone)"
         lines.append(f"{time_of_day} ALARM   {message['code']}{state}  {message['text']}")
+    elif received.kind == "job":
+        lines.append(f"{time_of_day} JOB     {_job_text(message)}")
     elif received.kind == "audit":
         who = message.get("keyName", "nobody known")
         told = f"{message['action']} {message['outcome']} for {who}"
@@ -284,6 +313,21 @@ def _flow_lines(received: Received, time_of_day: str) -> list[str]:
         number = received.message["streamSeq"]
         lines.append(f"{time_of_day} LATE    {stream} {number}, missing until now")
     return lines
+
+
+def _job_text(message: Mapping[str, Any]) -> str:
+    model = message.get("model", {})
+    release = f"{model['name']} release {model['releaseCounter']}" if model else ""
+    share = f"{100 * message['progress']:.0f} %" if "progress" in message else ""
+    counted = [
+        f"{name} " + ", ".join(f"{value} {key}" for key, value in message[name].items())
+        for name in ("shadow", "trial")
+        if name in message
+    ]
+    end = ": ".join(message[key] for key in ("code", "detail") if key in message)
+    state = f"{message['state']} ({message['version']})"
+    told = [message["jobId"], f"{state} {share}".rstrip(), release, *counted, end]
+    return "  ".join(item for item in told if item)
 
 
 def _verdict_text(message: Mapping[str, Any]) -> str:

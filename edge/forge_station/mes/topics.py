@@ -245,6 +245,11 @@ def statuses_filter(config: MqttConfig) -> str:
     return f"{config.root}/insp/v1/sts/#"
 
 
+def jobs_filter(config: MqttConfig) -> str:
+    """The subscription that receives the progress of all deployments of the station."""
+    return topic_of(config, "job", "+")
+
+
 def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
