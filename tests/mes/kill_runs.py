@@ -1,7 +1,7 @@
 """Kill the broker or the station again and again under load, then count what a consumer got.
 
-The consumer subscribes before the first message and stays; 'committed' are the ids that the
-station printed after `put` returned. Longer than in the tests:
+The consumer sends no receipts (level 1), subscribes before the first message and stays; 'committed'
+are the ids that the station reported after `put` had returned. Longer than in the tests:
 
     PYTHONPATH=edge:. python -m tests.mes.kill_runs station mosquitto --kills 100
     PYTHONPATH=edge:. python -m tests.mes.kill_runs broker iotcore --kills 20
@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,32 +22,13 @@ from forge_station.mes.listen import Listener, Received
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher, Timing
 from forge_station.mes.topics import MqttConfig
-from tests.mes.rig import Mosquitto
-
-STATION = """
-import sys, time
-from forge_station.mes.outbox import Outbox
-from forge_station.mes.publisher import Publisher, Timing
-from forge_station.mes.topics import MqttConfig
-from forge_station.mes.report import put_verdict
-from tests.mes.rig import verdict
-config = MqttConfig(port=int(sys.argv[1]), station="st1", keepalive_s=2)
-pause_s = 1.0 / float(sys.argv[3])
-sample = verdict(front=[(4, 5), (4, 6)]).to_dict()
-from forge_station.mes.stamp import uuid7
-timing = Timing(settle_s=float(sys.argv[4]), resend_s=float(sys.argv[5]))
-with Outbox(sys.argv[2]) as outbox, Publisher(outbox, config, timing=timing):
-    while True:
-        result_id = uuid7()
-        put_verdict(outbox, config, {**sample, "result_id": result_id})
-        print(result_id, flush=True)
-        time.sleep(pause_s)
-"""
+from tests.mes.faults.load import Station
+from tests.mes.rig import Mosquitto, wait_for
 
 
 @dataclass(frozen=True)
 class Result:
-    """`unreported`: committed, but killed before it could be printed; they must arrive too."""
+    """`unreported`: committed, but killed before it could be reported; they must arrive too."""
 
     kills: int
     committed: int
@@ -60,34 +39,6 @@ class Result:
     missing_numbers: int
     ids_with_two_bodies: int
     left_in_outbox: int
-
-
-class Station:
-    """The child process; ids that it printed are in `committed`."""
-
-    def __init__(self, port: int, outbox: Path, rate_hz: float, timing: Timing) -> None:
-        figures = (rate_hz, timing.settle_s, timing.resend_s)
-        self.arguments = [sys.executable, "-c", STATION, str(port), str(outbox)]
-        self.arguments += map(str, figures)
-        self.committed: list[str] = []
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(self.arguments, stdout=subprocess.PIPE, text=True)
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.endswith("\n"):
-                self.committed.append(line.strip())
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.reader.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 def run(
@@ -104,10 +55,10 @@ def run(
     """`victim` is "station", "broker" or "both". The broker must be running."""
     rng = random.Random(seed)
     config = MqttConfig(port=broker.port, station="st1", keepalive_s=2)
-    path = folder / "outbox.db"
     timing = timing or Timing()
-    station = Station(broker.port, path, rate_hz, timing)
+    station = Station(config, folder / "outbox.db", rate_hz, timing=timing)
     received: list[Received] = []
+    arrived: set[str] = set()
     with Listener(config, client_id="mes", repeats=True, statuses=False) as listener:
         ending = threading.Event()
 
@@ -116,11 +67,11 @@ def run(
                 item = listener.next(0.2)
                 if item is not None:
                     received.append(item)
+                    arrived.add(str(item.message["id"]))
 
         collector = threading.Thread(target=collect)
         collector.start()
-        station.start()
-        _wait_for_rows(station, 5)
+        station.start(rows=5)
         for _ in range(kills):
             time.sleep(rng.uniform(*between_s))
             if victim in ("station", "both"):
@@ -130,15 +81,17 @@ def run(
                 time.sleep(0.3)
                 broker.start()
             if victim in ("station", "both"):
-                before = len(station.committed)
-                station.start()
-                _wait_for_rows(station, before + 5)
+                station.start(rows=5)
         time.sleep(0.5)
         station.kill()
-        with Outbox(path) as outbox, Publisher(outbox, config, timing=timing) as publisher:
+        with (
+            Outbox(station.outbox, ballast_bytes=0) as outbox,
+            Publisher(outbox, config, timing=timing) as publisher,
+        ):
             publisher.drain(30.0)
             left = outbox.pending
-        time.sleep(0.5)
+        wait_for(lambda: arrived.issuperset(station.committed), 10.0)
+        time.sleep(0.3)  # repeats
         ending.set()
         collector.join()
         missing = sum(len(numbers) for numbers in listener.missing().values())
@@ -164,12 +117,6 @@ def kill_broker(broker: Mosquitto | EmbeddedBroker) -> None:
     broker.close()
 
 
-def _wait_for_rows(station: Station, count: int) -> None:
-    deadline = time.monotonic() + 10
-    while len(station.committed) < count and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("victim", choices=["station", "broker", "both"])
@@ -179,6 +126,7 @@ def main() -> None:
     parser.add_argument("--between-s", type=float, nargs=2, default=(0.4, 1.2))
     parser.add_argument("--settle-s", type=float, default=Timing().settle_s)
     parser.add_argument("--resend-s", type=float, default=Timing().resend_s)
+    parser.add_argument("--reconnect-s", type=float, nargs=2, default=Timing().reconnect_s)
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -189,7 +137,11 @@ def main() -> None:
                 options.victim, broker, folder,
                 kills=options.kills, rate_hz=options.rate_hz, seed=options.seed,
                 between_s=tuple(options.between_s),
-                timing=Timing(settle_s=options.settle_s, resend_s=options.resend_s),
+                timing=Timing(
+                    settle_s=options.settle_s,
+                    resend_s=options.resend_s,
+                    reconnect_s=tuple(options.reconnect_s),
+                ),
             )  # fmt: skip
     print(asdict(result))
 

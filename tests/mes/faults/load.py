@@ -36,7 +36,12 @@ _FORK.set_forkserver_preload(["tests.mes.faults.load", "tests.mes.faults.rows_st
 
 
 def serve(
-    path: Path, config: MqttConfig, rate_hz: float, netns: str | None, reports: Connection
+    path: Path,
+    config: MqttConfig,
+    rate_hz: float,
+    netns: str | None,
+    timing: Timing,
+    reports: Connection,
 ) -> None:
     """The station's process: put, report, until killed. It also reports when the link goes."""
     logging.disable(logging.ERROR)
@@ -44,7 +49,7 @@ def serve(
     sample = verdict(front=[(4, 5), (4, 6)]).to_dict()
     with (
         Outbox(path, ballast_bytes=0) as outbox,
-        Publisher(outbox, config, timing=TIMING) as publisher,
+        Publisher(outbox, config, timing=timing) as publisher,
     ):
         told = threading.Lock()
 
@@ -70,9 +75,15 @@ class Station:
     """The process under load; ids that it committed are in `committed`."""
 
     def __init__(
-        self, config: MqttConfig, outbox: Path, rate_hz: float = 100.0, netns: str | None = None
+        self,
+        config: MqttConfig,
+        outbox: Path,
+        rate_hz: float = 100.0,
+        netns: str | None = None,
+        timing: Timing = TIMING,
     ) -> None:
-        self.config, self.outbox, self.rate_hz, self.netns = config, outbox, rate_hz, netns
+        self.config, self.outbox, self.timing = config, outbox, timing
+        self.rate_hz, self.netns = rate_hz, netns
         self.committed: list[str] = []
         self.link: list[tuple[str, float]] = []
         """`up` or `down`, and when (time.monotonic)."""
@@ -82,7 +93,7 @@ class Station:
         reading, writing = _FORK.Pipe(duplex=False)
         self.process = _FORK.Process(
             target=serve,
-            args=(self.outbox, self.config, self.rate_hz, self.netns, writing),
+            args=(self.outbox, self.config, self.rate_hz, self.netns, self.timing, writing),
             daemon=True,
         )
         self.process.start()
