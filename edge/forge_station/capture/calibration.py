@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Float = NDArray[np.float64]
+Float32 = NDArray[np.float32]
 SCHEMA = 1
 KINDS = ("gray_phase", "gray_pairs")
 AXES = ("column", "both")
@@ -107,6 +108,29 @@ class Optics:
             x * radial + two * p1 * xy + p2 * (r2 + two * xx),
             y * radial + p1 * (r2 + two * yy) + two * p2 * xy,
         )
+
+    def distort_x(self, x: Float32, y: Float32) -> Float32:
+        """The first coordinate of `distort`, in half its time."""
+        k1, k2, p1, p2, k3 = (np.float32(c) for c in self.distortion)
+        two = np.float32(2)
+        xx = x * x
+        r2 = y * y
+        r2 += xx
+        bent = r2 * k3
+        bent += k2
+        bent *= r2
+        bent += k1
+        bent *= r2
+        bent += np.float32(1)
+        bent *= x
+        xx *= two
+        xx += r2
+        xx *= p2
+        np.multiply(x, y, out=r2)
+        r2 *= two * p1
+        bent += r2
+        bent += xx
+        return bent
 
     def undistort(self, x: Float, y: Float, iterations: int = 12) -> tuple[Float, Float]:
         """Inverse of `distort` by fixed point iteration to 1e-8 (under 1e-4 px).

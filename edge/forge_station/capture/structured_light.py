@@ -1,4 +1,4 @@
-"""A pattern stack and its calibration -> organised scan. numpy only.
+"""A pattern stack and its calibration -> organised scan. numpy and OpenCV only.
 
 Does not know cameras or files. Two codes: Gray code of the half period plus phase shift
 (sub-pixel), and integer Gray code with inverse pairs, columns or columns and rows; what the images
@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,8 +44,10 @@ THREADS = 2
 # 20 to 80 % of an edge in standard deviations of its blur.
 _EDGE_CONTRAST, _LEAST_PIXELS, _EDGES_APART_PX, _EDGE_WIDTH = 20, 500, 16.0, 1.683
 _VIEW_FIELDS = ("first", "last", "usable")
-# Pixels of a strip: what one thread works on stays in its cache.
-_STRIP_PIXELS = 1 << 16
+_GATED_FIELDS = ("x", "y", "column", "row", "residual", "depth")
+# Most pixels of a strip. Smaller ones stay in a core's own cache, but the threads then wait for the
+# interpreter's lock more often than they compute.
+_STRIP_PIXELS = 1 << 18
 # Half a half-period is 0.25; the rest is blur and noise at the bit edges.
 CODE_TOLERANCE_PERIODS = 0.36
 # Largest rms deviation of the phase images from a cosine: grey levels, and share of its amplitude.
@@ -90,40 +93,35 @@ def decode(
     refuse_wrong_order(stack)
     shape = stack.images.shape[2:]
     strips = _strips(shape)
-    parts = _mapped(lambda rows: _measure(stack, calibration, limits, rows), strips, threads)
-    code = _joined([part.code for part in parts])
-    pixels, x, y, column, depth = (
-        np.concatenate([getattr(part, name) for part in parts])
-        for name in ("pixels", "x", "y", "column", "depth")
+    code, depth = _blank(shape, stack.pattern), np.full(shape, np.nan, np.float32)
+    parts = _mapped(
+        lambda rows: _measure(stack, calibration, limits, rows, code, depth), strips, threads
     )
+    code = _with(code, [seen for seen, _ in parts])
     reprojection = None
-    keep = np.isfinite(depth) & (depth > 0)
-    rows = [part.row for part in parts if part.row is not None]
-    residuals = [part.residual for part in parts if part.residual is not None]
-    if residuals and pixels.size:
-        residual = np.concatenate(residuals)
-        reprojection = float(np.median(residual))
-        keep &= residual < limits.gate_px
-        refuse_wrong_code_step(
-            reprojection, keep, x, y, column, np.concatenate(rows), calibration, limits.gate_px
+    gated = [found for _, found in parts if found is not None and found.depth.size]
+    if gated:
+        x, y, column, row, residual, found = (
+            np.concatenate([getattr(part, name) for part in gated]) for name in _GATED_FIELDS
         )
-    kept = np.flatnonzero(keep)
+        reprojection = float(np.median(residual))
+        keep = np.isfinite(found) & (found > 0) & (residual < limits.gate_px)
+        refuse_wrong_code_step(reprojection, keep, x, y, column, row, calibration, limits.gate_px)
+    kept = np.flatnonzero(np.isfinite(depth))
     some = kept[:: max(1, kept.size // 5000)]
     if kept.size >= 1000:
-        refuse_points_off_the_tray(x[some], y[some], depth[some], calibration)
-    depth_image = np.full(shape, np.nan, np.float32)
-    depth_image.ravel()[pixels] = np.where(keep, depth, np.float32(np.nan))
-    finished = _mapped(
-        lambda rows: _points(depth_image, calibration, limits, rows), strips, threads
-    )
-    points = np.concatenate(finished)
-    valid_share = float(np.isfinite(points[..., 2]).mean())
+        refuse_points_off_the_tray(
+            *camera_rays(calibration, some), depth.ravel()[some], calibration
+        )
+    points = np.empty((*shape, 3), np.float32)
+    solid = _mapped(lambda rows: _points(depth, calibration, limits, rows, points), strips, threads)
+    valid_share = sum(solid) / depth.size
     quality = ScanQuality(
         valid_share=valid_share,
         saturated_share=float(code.saturated.mean()),
         dark_share=float((code.dark & ~code.saturated).mean()),
         inconsistent_share=float((code.inconsistent & ~code.saturated).mean()),
-        flying_share=kept.size / depth_image.size - valid_share,
+        flying_share=kept.size / depth.size - valid_share,
         reprojection_px=reprojection,
         motion_px=_motion(code),
         blur_px=_blur(code, stack.pattern),
@@ -131,7 +129,7 @@ def decode(
     )
     pixel_mm = calibration.camera_pixel_mm
     if pixel_mm is None:
-        nearest = float(np.median(depth[kept])) if kept.size else 0.0
+        nearest = float(np.median(depth.ravel()[kept])) if kept.size else 0.0
         pixel_mm = nearest / float(calibration.camera.matrix[0, 0])
     return Scan(
         points=points,
@@ -199,22 +197,39 @@ class _Views:
 def read_code(stack: PatternStack, limits: Limits | None = None, threads: int = THREADS) -> Code:
     """Pattern stack -> projector coordinates, without a calibration; the stack is not checked."""
     limits = limits or Limits()
-    strips = _strips(stack.images.shape[2:])
-    return _joined(_mapped(lambda rows: _code(stack, limits, rows), strips, threads))
+    shape = stack.images.shape[2:]
+    code = _blank(shape, stack.pattern)
+    seen = _mapped(lambda rows: _code(stack, limits, rows, code), _strips(shape), threads)
+    return _with(code, seen)
 
 
-def _code(stack: PatternStack, limits: Limits, rows: slice) -> Code:
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """What is known of a strip apart from its pixels, see Code."""
+
+    edges: tuple[int, int]
+    views: tuple[_Views, ...]
+
+
+def _code(stack: PatternStack, limits: Limits, rows: slice, code: Code) -> _Seen:
+    """Fill these rows of the code."""
     longest_first = np.argsort(-np.asarray(stack.exposures), kind="stable")
     images, saturated = _merge_exposures(
         [stack.images[k][:, rows] for k in longest_first], limits.saturation
     )
-    reader = _decode_gray_phase if stack.pattern.kind == "gray_phase" else _decode_gray_pairs
+    read = _decode_gray_phase if stack.pattern.kind == "gray_phase" else _decode_gray_pairs
     views = [_views(images, images, saturated, stack.pattern)]
     if len(stack.exposures) > 1:
         one, other = stack.images[0][:, rows], stack.images[-1][:, rows]
         clipped = np.maximum(one.max(axis=0), other.max(axis=0)) >= limits.saturation
         views.append(_views(one, other, clipped, stack.pattern))
-    return replace(reader(images, saturated, stack.pattern, limits), views=tuple(views))
+    strip = _rows(code, rows)
+    strip.saturated[:] = saturated
+    edges = read(images, strip, stack.pattern, limits)
+    np.logical_or(strip.dark, strip.inconsistent, out=strip.ok)
+    strip.ok[:] |= saturated
+    np.logical_not(strip.ok, out=strip.ok)
+    return _Seen(edges, tuple(views))
 
 
 def _views(
@@ -239,9 +254,10 @@ def _views(
 
 
 def _strips(shape: Sequence[int]) -> list[slice]:
-    """Rows of an image in pieces of an even number of rows."""
+    """Rows of an image in an even number of pieces, each of four rows or a multiple."""
     height, width = shape
-    step = max(4, _STRIP_PIXELS // width // 4 * 4)
+    pieces = 2 * math.ceil(height * width / (2 * _STRIP_PIXELS))
+    step = 4 * math.ceil(height / (4 * pieces))
     return [slice(top, min(top + step, height)) for top in range(0, height, step)]
 
 
@@ -253,62 +269,96 @@ def _mapped(do: Callable[[slice], _T], strips: Sequence[slice], threads: int) ->
         return list(pool.map(do, strips))
 
 
-def _joined(parts: Sequence[Code]) -> Code:
-    """Strips of an image, one below the other."""
-    if len(parts) == 1:
-        return parts[0]
-    names = ("column", "ok", "saturated", "dark", "inconsistent", "white", "confidence")
-    rows = [part.row for part in parts if part.row is not None]
+def _blank(shape: Sequence[int], spec: PatternSpec) -> Code:
+    """A code to be filled in strips."""
+    column, row, confidence = (np.empty(shape, np.float32) for _ in range(3))
+    ok, saturated, dark, inconsistent = (np.empty(shape, np.bool_) for _ in range(4))
     return Code(
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names},
-        row=np.concatenate(rows) if rows else None,
+        column=column,
+        row=row if spec.row_bits else None,
+        ok=ok,
+        saturated=saturated,
+        dark=dark,
+        inconsistent=inconsistent,
+        white=np.empty(shape, np.uint8),
+        confidence=confidence,
+        edges=(0, 0),
+    )
+
+
+def _rows(code: Code, rows: slice) -> Code:
+    """Some rows of the same arrays."""
+    images = (f.name for f in fields(Code) if isinstance(getattr(code, f.name), np.ndarray))
+    return replace(code, **{name: getattr(code, name)[rows] for name in images})
+
+
+def _with(code: Code, seen: Sequence[_Seen]) -> Code:
+    """The filled code with what is known of its strips, from the top."""
+    return replace(
+        code,
         views=tuple(
             _Views(*(np.concatenate([getattr(v, n) for v in same]) for n in _VIEW_FIELDS))
-            for same in zip(*(part.views for part in parts), strict=True)
+            for same in zip(*(strip.views for strip in seen), strict=True)
         ),
-        edges=(sum(part.edges[0] for part in parts), sum(part.edges[1] for part in parts)),
+        edges=(sum(strip.edges[0] for strip in seen), sum(strip.edges[1] for strip in seen)),
     )
 
 
 @dataclass(frozen=True, eq=False)
-class _Measured:
-    """A strip: its code, and for each pixel with a code: number, ray, coordinates and depth."""
+class _Gated:
+    """The pixels of a strip with codes on both axes: rays, coordinates, residual px, depth mm."""
 
-    code: Code
-    pixels: NDArray[np.intp]
     x: Float32
     y: Float32
     column: Float32
-    row: Float32 | None
+    row: Float32
+    residual: Float32
     depth: Float32
-    residual: Float32 | None
 
 
 def _measure(
-    stack: PatternStack, calibration: Calibration, limits: Limits, rows: slice
-) -> _Measured:
-    code = _code(stack, limits, rows)
-    size = calibration.projector.image_size
-    ok = code.ok & (code.column > 0) & (code.column < size[0] - 1)
-    if code.row is not None:
-        ok &= (code.row >= 0) & (code.row <= size[1] - 1)
+    stack: PatternStack,
+    calibration: Calibration,
+    limits: Limits,
+    rows: slice,
+    code: Code,
+    depth: Float32,
+) -> tuple[_Seen, _Gated | None]:
+    """Fill these rows of the code and, where it can be believed, of the depth."""
+    seen = _code(stack, limits, rows, code)
+    strip, size = _rows(code, rows), calibration.projector.image_size
+    ok = strip.ok & (strip.column > 0) & (strip.column < size[0] - 1)
+    if strip.row is not None:
+        ok &= (strip.row >= 0) & (strip.row <= size[1] - 1)
     inside = np.flatnonzero(ok)
-    pixels = inside + rows.start * ok.shape[1]
-    x, y = camera_rays(calibration, pixels)
-    column = code.column.ravel()[inside]
-    row = None if code.row is None else code.row.ravel()[inside]
-    depth, residual = triangulate(x, y, column, row, calibration)
-    return _Measured(code, pixels, x, y, column, row, depth, residual)
+    x, y = camera_rays(calibration, inside, rows.start)
+    column = strip.column.ravel()[inside]
+    row = None if strip.row is None else strip.row.ravel()[inside]
+    found, residual = triangulate(x, y, column, row, calibration)
+    keep = np.isfinite(found)
+    keep &= found > 0
+    if residual is not None:
+        keep &= residual < limits.gate_px
+    depth[rows].ravel()[inside[keep]] = found[keep]
+    if row is None or residual is None:
+        return seen, None
+    return seen, _Gated(x, y, column, row, residual, found)
 
 
-def _points(depth: Float32, calibration: Calibration, limits: Limits, rows: slice) -> Float32:
-    """Points [rows, W, 3] without flying ones; the neighbours of a strip are looked at as well."""
+def _points(
+    depth: Float32, calibration: Calibration, limits: Limits, rows: slice, points: Float32
+) -> int:
+    """Fill these rows of the points, without flying ones, and count them.
+
+    The neighbours of a strip are looked at as well.
+    """
     top = max(0, rows.start - 1)
     near = without_flying_points(
         depth[top : rows.stop + 1], calibration, limits.jump, limits.support
     )
     solid = near[rows.start - top :][: rows.stop - rows.start]
-    return to_points(depth[rows], solid, calibration, rows.start)
+    to_points(depth[rows], solid, calibration, points[rows], rows.start)
+    return int(np.count_nonzero(solid))
 
 
 def _merge_exposures(
@@ -349,99 +399,97 @@ def _gray_to_index(bits: Sequence[Bool]) -> NDArray[np.uint16]:
 
 
 def _decode_gray_phase(
-    images: NDArray[np.uint8], saturated: Bool, spec: PatternSpec, limits: Limits
-) -> Code:
-    """Absolute column per pixel.
+    images: NDArray[np.uint8], code: Code, spec: PatternSpec, limits: Limits
+) -> tuple[int, int]:
+    """Absolute column per pixel; fills all of the code but `saturated` and `ok`, returns its edges.
 
     The half-period code only selects which 2-pi period, so its bit edges cannot cause jumps.
     """
     white, black = images[0], images[1]
     middle = (white >> 1) + (black >> 1) + (white & black & 1)
     index = _gray_to_index([image > middle for image in images[2 : 2 + spec.column_bits]])
-    contrast = np.where(white > black, white - black, 0)
-    dark = contrast <= limits.contrast
-    k = np.arange(spec.steps)
-    turn = 2 * np.pi * k / spec.steps
+    contrast = cv2.subtract(white, black)
+    turn = 2 * np.pi * np.arange(spec.steps) / spec.steps
     first = 2 + spec.column_bits
-    shifted = images[first : first + spec.steps].reshape(spec.steps, -1).astype(np.float32)
     # Not as a matrix product: the threads of a BLAS would compete with those of the strips.
-    sums = np.zeros((3, shifted.shape[1]), np.float32)
-    for image, cos, sin in zip(shifted, np.cos(turn), np.sin(turn), strict=True):
-        sums[0] += image * np.float32(cos)
-        sums[1] += image * np.float32(sin)
-        sums[2] += image
-    cosine, sine, total = sums.reshape(3, *white.shape)
-    modulation = np.sqrt(cosine * cosine + sine * sine) * np.float32(2 / spec.steps)
-    dark |= modulation <= limits.modulation
-    period = np.float32(spec.period_px)
-    fraction = np.arctan2(sine, cosine) * np.float32(period / (2 * np.pi))
-    centre = (index.astype(np.float32) + np.float32(0.5)) * (period / 2)
-    column = fraction + period * np.rint((centre - fraction) * (1 / period))
-    inconsistent = np.abs(column - centre) > np.float32(CODE_TOLERANCE_PERIODS) * period
-    # Two surfaces in one pixel: their phases cancel, the white image does not notice.
-    inconsistent |= modulation < np.float32(0.3) * contrast
+    cosine, sine, total, energy = (np.zeros(white.shape, np.float32) for _ in range(4))
+    light, part = np.empty_like(total), np.empty_like(total)
+    for image, cos, sin in zip(images[first:], np.cos(turn), np.sin(turn), strict=False):
+        light[:] = image
+        cosine += np.multiply(light, np.float32(cos), out=part)
+        sine += np.multiply(light, np.float32(sin), out=part)
+        total += light
+        energy += np.multiply(light, light, out=part)
+    modulation = np.multiply(cosine, cosine, out=light)
+    modulation += np.multiply(sine, sine, out=part)
+    np.sqrt(modulation, out=modulation)
+    modulation *= np.float32(2 / spec.steps)
+    np.less_equal(contrast, limits.contrast, out=code.dark)
+    code.dark[:] |= modulation <= limits.modulation
+    np.minimum(modulation * np.float32(1 / 127.5), np.float32(1), out=code.confidence)
     # Not a cosine over the steps: motion, flicker, or images in the wrong order.
-    energy = np.einsum("kp,kp->p", shifted, shifted).reshape(white.shape)
-    energy -= total * total * np.float32(1 / spec.steps)
-    energy -= modulation * modulation * np.float32(spec.steps / 2)
-    allowed = PHASE_RESIDUAL + PHASE_RESIDUAL_SHARE * modulation
-    inconsistent |= energy > allowed * allowed * np.float32(spec.steps)
-    inconsistent &= ~dark
+    total *= total
+    total *= np.float32(1 / spec.steps)
+    energy -= total
+    np.multiply(modulation, modulation, out=part)
+    part *= np.float32(spec.steps / 2)
+    energy -= part
+    np.multiply(modulation, PHASE_RESIDUAL_SHARE, out=part)
+    part += PHASE_RESIDUAL
+    part *= part
+    part *= np.float32(spec.steps)
+    np.greater(energy, part, out=code.inconsistent)
+    # Two surfaces in one pixel: their phases cancel, the white image does not notice.
+    code.inconsistent[:] |= modulation < np.multiply(contrast, np.float32(0.3), out=part)
+    period = np.float32(spec.period_px)
+    fraction = np.arctan2(sine, cosine, out=sine)
+    fraction *= np.float32(period / (2 * np.pi))
+    centre = np.add(index, np.float32(0.5), out=cosine)
+    centre *= period / 2
+    column = np.subtract(centre, fraction, out=code.column)
+    column *= 1 / period
+    np.rint(column, out=column)
+    column *= period
+    column += fraction
+    centre -= column
+    np.abs(centre, out=centre)
+    code.inconsistent[:] |= centre > np.float32(CODE_TOLERANCE_PERIODS) * period
+    code.inconsistent[:] &= ~code.dark
     if spec.code_step != 1:
         column *= np.float32(spec.code_step)
     column -= np.float32(0.5)
-    return Code(
-        column=column,
-        row=None,
-        ok=~(dark | inconsistent | saturated),
-        saturated=saturated,
-        dark=dark,
-        inconsistent=inconsistent,
-        white=white,
-        confidence=np.minimum(modulation * np.float32(1 / 127.5), np.float32(1)),
-        edges=_edges(images[1 + spec.column_bits], white, black, contrast),
-    )
+    code.white[:] = white
+    return _edges(images[1 + spec.column_bits], white, black, contrast)
 
 
 def _decode_gray_pairs(
-    images: NDArray[np.uint8], saturated: Bool, spec: PatternSpec, limits: Limits
-) -> Code:
-    """Integer codes from patterns and their inverses.
+    images: NDArray[np.uint8], code: Code, spec: PatternSpec, limits: Limits
+) -> tuple[int, int]:
+    """Integer codes from patterns and their inverses; fills and returns as `_decode_gray_phase`.
 
     A pixel whose pair differs too little has no code.
     """
     white, black = images[spec.white_at], images[spec.white_at + 1]
     lit = white.astype(np.int16) - black
-    dark = lit <= limits.pair_white_minus_black
+    np.less_equal(lit, limits.pair_white_minus_black, out=code.dark)
     on_bit = 2 * (spec.column_bits - 1 - _edge_bit(spec))
-    weak = np.zeros(white.shape, np.bool_)
     least = np.full(white.shape, 255, np.uint8)
-    coordinates = []
     first = 0
-    for count in (spec.column_bits, spec.row_bits):
+    for count, coordinate in ((spec.column_bits, code.column), (spec.row_bits, code.row)):
         bits = []
         for k in range(first, first + 2 * count, 2):
-            bit = images[k] > images[k + 1]
-            difference = np.where(bit, images[k] - images[k + 1], images[k + 1] - images[k])
-            np.minimum(least, difference, out=least)
-            bits.append(bit)
+            bits.append(images[k] > images[k + 1])
+            np.minimum(least, cv2.absdiff(images[k], images[k + 1]), out=least)
         first += 2 * count
         # Projector coordinate = code x code step, without half a step: calibrations are made with
         # the same rule.
-        if bits:
-            coordinates.append(_gray_to_index(bits).astype(np.float32) * np.float32(spec.code_step))
-    weak = (least < limits.pair_contrast) & ~dark
-    return Code(
-        column=coordinates[0],
-        row=coordinates[1] if spec.row_bits else None,
-        ok=~(dark | weak | saturated),
-        saturated=saturated,
-        dark=dark,
-        inconsistent=weak,
-        white=white,
-        confidence=least.astype(np.float32) / np.float32(255),
-        edges=_edges(images[on_bit], white, black, lit),
-    )
+        if coordinate is not None:
+            np.multiply(_gray_to_index(bits), np.float32(spec.code_step), out=coordinate)
+    np.less(least, limits.pair_contrast, out=code.inconsistent)
+    code.inconsistent[:] &= ~code.dark
+    np.divide(least, np.float32(255), out=code.confidence)
+    code.white[:] = white
+    return _edges(images[on_bit], white, black, lit)
 
 
 def _edges(

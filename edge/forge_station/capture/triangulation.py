@@ -61,20 +61,26 @@ def triangulate(
     fx, fy, cx, cy = (np.float32(lens.matrix[i, j]) for i, j in ((0, 0), (1, 1), (0, 2), (1, 2)))
     centre = np.float32(calibration.pixel_centre)
     scale = np.float32(code_scale)
-    rx, ry, rz = (m[i, 0] * x + m[i, 1] * y + m[i, 2] for i in range(3))
+    rx, ry, rz = (_along(m[i], x, y) for i in range(3))
     tx, ty, tz = m[:3, 3]
-    seen_q = (column * scale + centre - cx) / fx
+    seen_q = column * scale
+    seen_q += centre - cx
+    seen_q /= fx
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if row is None:
-            q = seen_q
-            depth = (q * tz - tx) / (rx - q * rz)
+            q = seen_q.copy()
+            depth = _meeting(q, rx, rz, tx, tz)
             for _ in range(4 if lens.distortion.any() else 0):
-                w = rz * depth + tz
-                bent_q, _bent_p = lens.distort(q, (ry * depth + ty) / w)
-                error = seen_q - bent_q
-                q = q + error
-                depth = (q * tz - tx) / (rx - q * rz)
-                if float(np.abs(error).max(initial=0)) * fx < 0.05:
+                w = rz * depth
+                w += tz
+                p = ry * depth
+                p += ty
+                p /= w
+                error = lens.distort_x(q, p)
+                np.subtract(seen_q, error, out=error)
+                q += error
+                depth = _meeting(q, rx, rz, tx, tz)
+                if float(np.abs(error, out=error).max(initial=0)) * fx < 0.05:
                     break  # the next step would be a tenth of this or less
             return depth, None
         seen_p = (row * scale + centre - cy) / fy
@@ -90,6 +96,24 @@ def triangulate(
         share = np.float32(focal2 / (focal2 + lens.matrix[0, 0] ** 2))
         residual = np.hypot((bent_q - seen_q) * fx, (bent_p - seen_p) * fy) * share
     return depth, np.where(np.isfinite(residual), residual, np.float32(np.inf))
+
+
+def _along(row: NDArray[np.float32], x: Float32, y: Float32) -> Float32:
+    """One coordinate of the rays (x, y, 1) in another frame, by a row of its matrix."""
+    ray: Float32 = row[0] * x
+    ray += row[1] * y
+    ray += row[2]
+    return ray
+
+
+def _meeting(q: Float32, rx: Float32, rz: Float32, tx: np.float32, tz: np.float32) -> Float32:
+    """Depth at which a ray meets the projector's plane through the normalised column q."""
+    depth = q * tz
+    depth -= tx
+    slope = q * rz
+    np.subtract(rx, slope, out=slope)
+    depth /= slope
+    return depth
 
 
 def without_flying_points(
@@ -121,20 +145,23 @@ def without_flying_points(
             b = (slice(dy, height), slice(max(0, dx), width - max(0, -dx)))
             step = depth[b] - depth[a]
             limit = allowed[a] * np.float32(far) if far != 1.0 else allowed[a]
-            up, down = step > limit, step < -limit
-            close = np.abs(step) <= limit
-            support[a] += close
-            support[b] += close
+            up = step > limit
             farther[a] |= up
             nearer[b] |= up
+            down = np.less(step, -limit, out=up)
             nearer[a] |= down
             farther[b] |= down
+            close = np.less_equal(np.abs(step, out=step), limit, out=down)
+            support[a] += close
+            support[b] += close
     solid: Bool = (support >= support_limit) & ~(nearer & farther)
     return solid
 
 
-def to_points(depth: Float32, solid: Bool, calibration: Calibration, first_row: int = 0) -> Float32:
-    """Depth [rows, W] from `first_row` on -> points [rows, W, 3], NaN where not solid.
+def to_points(
+    depth: Float32, solid: Bool, calibration: Calibration, into: Float32, first_row: int = 0
+) -> None:
+    """Depth [rows, W] from `first_row` on -> `into` [rows, W, 3], NaN where not solid.
 
     In the tray frame, or the camera's where no tray is known.
     """
@@ -142,18 +169,18 @@ def to_points(depth: Float32, solid: Bool, calibration: Calibration, first_row: 
     x, y = (table[strip] for table in _ray_table(calibration.camera, calibration.pixel_centre))
     pose = np.eye(4) if calibration.tray_from_camera is None else calibration.tray_from_camera
     m = pose.astype(np.float32)
-    z = np.where(solid, depth, np.float32(np.nan)).ravel()
-    points = np.empty((z.size, 3), np.float32)
+    z = depth.copy()
+    z[~solid] = np.nan
     for axis in range(3):
-        ray = m[axis, 0] * x
-        ray += m[axis, 1] * y
-        ray += m[axis, 2]
-        ray *= z
-        ray += m[axis, 3]
-        points[:, axis] = ray
-    return points.reshape(*solid.shape, 3)
+        ray = _along(m[axis], x, y)
+        ray *= z.ravel()
+        np.add(ray.reshape(solid.shape), m[axis, 3], out=into[..., axis])
 
 
-def camera_rays(calibration: Calibration, pixels: NDArray[np.intp]) -> tuple[Float32, Float32]:
+def camera_rays(
+    calibration: Calibration, pixels: NDArray[np.intp], first_row: int = 0
+) -> tuple[Float32, Float32]:
+    """x and y of the rays (x, y, 1) of pixels, numbered from the beginning of `first_row` on."""
     x, y = _ray_table(calibration.camera, calibration.pixel_centre)
-    return x[pixels], y[pixels]
+    start = first_row * calibration.camera.image_size[0]
+    return x[start:][pixels], y[start:][pixels]
