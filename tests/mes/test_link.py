@@ -70,6 +70,14 @@ def test_limits_of_the_broker_are_read_from_its_connack(
         found.drop()
 
 
+def test_a_message_does_not_wait_for_the_one_before_it() -> None:
+    with a_broker_that_says(connack(b"")) as port:
+        found = link.connect(MqttConfig(port=port), WILL, lambda _: None)
+        connection = found._client.socket()
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        found.drop()
+
+
 @pytest.mark.parametrize(
     ("reason", "text"),
     [(0x84, "has no MQTT 5"), (0x87, "access rules"), (0x86, "the password")],
