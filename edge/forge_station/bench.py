@@ -6,7 +6,8 @@ loop: decoding, scene, views, model, rules, outbox, and with the extra `demo` ov
 embedded broker on loopback, until the broker has confirmed it.
 
 Figures that are sums: `model` is everything that asks the model, `orchestration` all that is
-neither scan decoding, scene, views nor model: gates, sizes, rules, messages and the outbox on disk.
+neither scan decoding (with the fusing of its poses), scene, views nor model: gates, sizes, rules,
+messages and the outbox on disk.
 `puback` runs from the verdict to the broker's confirmation of its last message, the outbox
 included.
 
@@ -48,7 +49,7 @@ from forge_station.timing import Latency, by_stage, latency
 
 WARM_UP = 3
 MODEL = ("read", "judge", "surface")
-NOT_ORCHESTRATION = ("capture", "decode", "scene", "views", *MODEL)
+NOT_ORCHESTRATION = ("capture", "decode", "fuse", "scene", "views", *MODEL)
 PUBACK_S = 30.0
 _EACH_TIME_NEW = ("result_id", "serial", "begin_time", "end_time", "timings_ms")
 
