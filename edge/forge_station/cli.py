@@ -30,6 +30,7 @@ from forge_station.config import load_station
 from forge_station.doctor import command as doctor
 from forge_station.errors import StationError
 from forge_station.mes import acl, command_client, consumer, interface, link_bench, listen, party
+from forge_station.rollout import command as rollout
 
 USAGE_ERROR = 64
 _PIPE_CLOSED = 141  # as a shell reports SIGPIPE; 0 would say that a part passed
@@ -188,6 +189,13 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     bundle_command.add_arguments(command, _STATION)
+
+    command = commands.add_parser(
+        "rollout",
+        help="bring a bundle to many stations, group by group",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    rollout.add_arguments(command, _STATION)
 
     command = commands.add_parser(
         "evidence",

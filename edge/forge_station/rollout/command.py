@@ -1,0 +1,428 @@
+"""`forge-station rollout`: a bundle to many stations, group by group, from an engineer's shell."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import logging
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from forge_station import private_key
+from forge_station.bundles import archive
+from forge_station.bundles.trust import Trust
+from forge_station.config import load_station
+from forge_station.contract import record as plain
+from forge_station.errors import BundleError, ConfigError
+from forge_station.mes import party
+from forge_station.rollout import stick
+from forge_station.rollout.plan import Plan, PlanStation, read_plan
+from forge_station.rollout.record import OVER, Folder, Release, RolloutRecord, StationRecord
+from forge_station.rollout.runner import ABORT, APPROVED, PAUSE, Runner
+from forge_station.rollout.serve import FileServer
+from forge_station.rollout.table import Screen, table
+from forge_station.rollout.ways import MqttWay, Seen, StickWay, Way
+
+log = logging.getLogger(__name__)
+
+DONE, NOT_DONE, WAITS = 0, 1, 2
+TICK_S = 0.5
+CHECK_S = 3.0
+_ANYBODY = Trust(unsigned=True)
+
+DESCRIPTION = """\
+Bring a bundle to many stations, group by group: each station tries it out (self-test, shadow,
+trial) and keeps it or goes back by itself; this command gives the orders, watches, and stops or
+takes the bundle back when more stations fail than the plan allows. No server: what was done is in
+a folder beside the plan (PLAN without its ending, .rollout), what stations say is at their broker.
+
+on the engineer's machine
+  check PLAN               read the plan, look at every station, order nothing
+  start PLAN --key KEY     begin, and stay until the end; Ctrl-C is no harm
+  resume PLAN --key KEY    go on: after a pause, after Ctrl-C, after a power cut
+  status PLAN              where every station is
+  pause PLAN               no further orders; stations that are at it go on
+  approve PLAN GROUP       let the group after GROUP begin (gates: approval)
+  abort PLAN               end it: who is under way goes back; --back: who is done as well
+
+at a station without a network
+  apply FOLDER             take what the stick brings, and put the result on it
+"""
+PLAN_EXAMPLE = """\
+a plan
+  name: washers-7
+  bundle: washers-7.fsb                # forge-station bundle sign, then pack
+  serve: http://10.20.0.7:8900         # this machine, as stations see it
+                                       # or url: https://files.plant/{file}
+  mqtt: {host: broker.plant, port: 8883, tls: true, enterprise: acme, site: berlin, line: washers}
+  stations:
+    - {name: l3}                       # topics of mqtt, with its name as the last level
+    - {name: l4}
+    - {name: l5, file: l5.yaml}        # or as its station file says
+    - {name: l6, stick: /media/stick}  # no network
+  groups:
+    - {name: canary, stations: [l3], gates: {wait_s: 3600, approval: true}}
+    - {name: quarter, share: 0.25}     # with the groups before it
+    - {name: all, share: 1}
+  gates: {max_failed: 0, shadow_disagree: 0.02, trial_unsure: 0.1, timeout_s: 28800}
+
+exit codes: 0 done everywhere; 1 ended otherwise (or refused); 2 not at its end yet; 64 wrong usage
+Every key, and what happens when: docs/ROLLOUT.md. The last line with --json is one JSON object.
+"""
+
+
+def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
+    """Of `forge-station rollout`; `station`: the station file where none is named."""
+    command.description, command.epilog = DESCRIPTION, PLAN_EXAMPLE
+    actions = command.add_subparsers(required=True, metavar="ACTION")
+    for name, text, function in (
+        ("check", "look at plan and stations, order nothing", _check),
+        ("start", "begin a rollout and carry it out", _start),
+        ("resume", "go on with a rollout", _resume),
+        ("status", "where every station is", _status),
+        ("pause", "no further orders", _pause),
+        ("approve", "let the next group begin", _approve),
+        ("abort", "end it; who is under way goes back", _abort),
+    ):
+        action = actions.add_parser(name, help=text)
+        action.add_argument("plan", type=Path, metavar="PLAN")
+        action.add_argument(
+            "--state", type=Path, metavar="FOLDER", help="of the rollout (default PLAN.rollout)"
+        )
+        action.add_argument("--json", action="store_true", help="last line: one JSON object")
+        if name in ("start", "resume", "abort", "check"):
+            action.add_argument(
+                "--key", type=Path, required=name not in ("check", "abort"), metavar="PEM",
+                help="private key that stations have under commands.keys, role release",
+            )  # fmt: skip
+            action.add_argument(
+                "--issuer", default=getpass.getuser(), help="who orders (default: you)"
+            )
+            party.add_arguments(action)
+        if name in ("start", "resume"):
+            action.add_argument(
+                "--no-wait", action="store_true",
+                help="end (exit code 2) when only a person, a stick or the clock can move it on",
+            )  # fmt: skip
+        if name == "approve":
+            action.add_argument("group", metavar="GROUP", help="that is done and good enough")
+            action.add_argument("--by", default=getpass.getuser(), help="who (default: you)")
+        if name == "abort":
+            action.add_argument(
+                "--back", action="store_true", help="stations that are done go back as well"
+            )
+        action.set_defaults(run=function)
+
+    action = actions.add_parser("apply", help="at a station: take what a stick brings")
+    action.add_argument(
+        "stick", type=Path, metavar="FOLDER", help="`stick` of the plan, as seen here"
+    )
+    action.add_argument(
+        "--station", type=Path, default=station, metavar="FILE", help=f"default {station}"
+    )
+    action.add_argument(
+        "--no-wait", action="store_true", help="report how far it is now; run it again for the end"
+    )
+    action.add_argument("--json", action="store_true", help="last line: one JSON object")
+    action.set_defaults(run=_apply)
+
+
+def _folder(args: argparse.Namespace) -> Folder:
+    return Folder(args.state or args.plan.with_suffix(".rollout"))
+
+
+def _start(args: argparse.Namespace) -> int:
+    folder = _folder(args)
+    folder.require_new()
+    plan = read_plan(args.plan)
+    private_key.read(args.key)
+    folder.create(args.plan.read_bytes(), _first(plan))
+    return _carry_out(folder, args)
+
+
+def _resume(args: argparse.Namespace) -> int:
+    folder = _folder(args)
+    folder.read()
+    folder.forget(PAUSE)
+    return _carry_out(folder, args)
+
+
+def _first(plan: Plan) -> RolloutRecord:
+    """All stations waiting, with the ids of their deployments."""
+    files: dict[Path, Release] = {}
+    for item in plan.stations:
+        path = plan.bundle_of(item)
+        if path not in files:
+            files[path] = _release(path)
+    groups = {name: group for group, names in plan.members().items() for name in names}
+    rollout = f"{plan.name}.{secrets.token_hex(3)}"
+    stations = tuple(
+        StationRecord(
+            item.name, groups[item.name], f"{rollout}.{item.name}", files[plan.bundle_of(item)]
+        )
+        for item in plan.stations
+    )
+    return RolloutRecord(rollout, plan.name, time.time(), stations)
+
+
+def _release(path: Path) -> Release:
+    """What a bundle file is; every byte of it is checked. Raises BundleError."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as place:
+        manifest = archive.take(path, Path(place) / "bundle", _ANYBODY).manifest
+    return Release(
+        path.name, manifest.name, manifest.version, manifest.release_counter, manifest.sha256
+    )
+
+
+def _plan_of(folder: Folder, plan: Path) -> Plan:
+    """The plan as it was when the rollout began; its paths begin where the plan lies."""
+    return read_plan(folder.plan, plan.absolute().parent)
+
+
+@contextmanager
+def _ways(plan: Plan, args: argparse.Namespace) -> Iterator[dict[str, Way]]:
+    key = private_key.read(args.key)
+    with ExitStack() as stack:
+        found: dict[str, Way] = {}
+        for item in plan.stations:
+            way = _way(plan, item, args, key)
+            stack.callback(way.close)
+            found[item.name] = way
+        yield found
+
+
+def _way(plan: Plan, item: PlanStation, args: argparse.Namespace, key: Any) -> Way:
+    if item.stick is not None:
+        return StickWay(item.stick, plan.bundle_of(item))
+    assert item.mqtt is not None
+    return MqttWay(party.config_of(args, item.mqtt), key, args.issuer)
+
+
+def _carry_out(folder: Folder, args: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        if not stack.enter_context(folder.alone()):
+            raise ConfigError(
+                "another process carries this rollout out",
+                which=folder.path,
+                got=f"process {(folder.path / 'lock').read_text().strip()}",
+                action="leave it to that one; status, pause, approve and abort work from here",
+            )
+        plan = _plan_of(folder, args.plan)
+        _require_same(plan, folder.read())
+        ways = stack.enter_context(_ways(plan, args))
+        if plan.serve:
+            files = {plan.bundle_of(item) for item in plan.stations if item.stick is None}
+            stack.enter_context(FileServer(plan.serve, files))
+        by_name = {item.name: item for item in plan.stations}
+        screen = Screen(sys.stdout)
+        runner = Runner(
+            folder, plan, ways, lambda name: plan.url_of(by_name[name]), told=screen.news
+        )
+        try:
+            while runner.record.phase not in OVER:
+                runner.step()
+                screen.show(runner.record, runner.seen, runner.waits_for)
+                if getattr(args, "no_wait", False) and runner.waits_for:
+                    break
+                if runner.record.phase not in OVER:
+                    time.sleep(TICK_S)
+        except KeyboardInterrupt:
+            print("\nstopped here; stations go on with what they have. To go on: rollout resume")
+        return _tell_end(runner.record, runner.waits_for, args, screen.out)
+
+
+def _require_same(plan: Plan, found: RolloutRecord) -> None:
+    """The bundle files are those that the rollout began with. Raises BundleError."""
+    for item in plan.stations:
+        wanted, path = found.station(item.name).release, plan.bundle_of(item)
+        if found.phase in OVER or (got := _release_once(path)).sha256 == wanted.sha256:
+            continue
+        raise BundleError(
+            "the bundle file is another one than when the rollout began",
+            which=path,
+            expected=f"{wanted.name} release {wanted.release_counter}, {wanted.sha256[:16]}...",
+            got=f"release {got.release_counter}, {got.sha256[:16]}...",
+            action="put the file back, or abort and begin another rollout",
+        )
+
+
+_KNOWN: dict[Path, Release] = {}
+
+
+def _release_once(path: Path) -> Release:
+    if path not in _KNOWN:
+        _KNOWN[path] = _release(path)
+    return _KNOWN[path]
+
+
+def _tell_end(found: RolloutRecord, waits_for: str, args: argparse.Namespace, out: TextIO) -> int:
+    if args.json:
+        print(json.dumps({**plain.write(found), "waits_for": waits_for}), file=out, flush=True)
+    if found.phase == "SUCCEEDED":
+        return DONE
+    return NOT_DONE if found.phase in OVER else WAITS
+
+
+def _check(args: argparse.Namespace) -> int:
+    """Exit code 0: every station can be reached and takes deployments, or has a stick."""
+    plan = read_plan(args.plan)
+    first = _first(plan)
+    ready, facts = True, []
+    seen = _look_at(plan, args)
+    for name, members in plan.members().items():
+        print(f"group {name}")
+        for item in (first.station(member) for member in members):
+            found = seen.get(item.name)
+            text = _fitness(item, found)
+            ready &= not text.startswith("NOT")
+            facts.append({"station": item.name, "group": name, "text": text})
+            release = f"{item.release.name} release {item.release.release_counter}"
+            print(f"  {item.name:<24} {release}  {text}")
+    if args.json:
+        print(json.dumps({"ready": ready, "stations": facts}))
+    return DONE if ready else NOT_DONE
+
+
+def _fitness(item: StationRecord, seen: Seen | None) -> str:
+    if seen is None:
+        return "by a stick"
+    if seen.trouble:
+        return f"NOT REACHED: {seen.trouble}"
+    if not seen.online:
+        return "NOT THERE: offline" if seen.online is False else "NOT THERE: never seen"
+    if not seen.deploys:
+        return "NOT READY: it takes no deployment (no bundle store, or no key under commands)"
+    if seen.running == item.release.sha256:
+        return "runs it already"
+    return f"online, runs {seen.running[:12] or 'an unknown bundle'}"
+
+
+def _look_at(plan: Plan, args: argparse.Namespace) -> dict[str, Seen]:
+    """What stations with a broker say within CHECK_S."""
+    key = None if args.key is None else private_key.read(args.key)
+    ways = {item.name: _way(plan, item, args, key) for item in plan.stations if item.stick is None}
+    try:
+        until = time.monotonic() + CHECK_S
+        seen = {name: way.look() for name, way in ways.items()}
+        while time.monotonic() < until and any(
+            not s.online and not s.trouble for s in seen.values()
+        ):
+            time.sleep(0.1)
+            seen = {name: way.look() for name, way in ways.items()}
+        time.sleep(0.2)  # the birth comes after the word that it is there
+        return {name: way.look() for name, way in ways.items()}
+    finally:
+        for way in ways.values():
+            way.close()
+
+
+def _status(args: argparse.Namespace) -> int:
+    folder = _folder(args)
+    found = folder.read()
+    with folder.alone() as free:
+        nobody = free and found.phase not in OVER
+    waits_for = "resume (it is paused)" if folder.asked(PAUSE) is not None else ""
+    if nobody:
+        waits_for = "resume (no process carries it out)"
+    print(table(found, {}, waits_for))
+    return _tell_end(found, waits_for, args, sys.stdout)
+
+
+def _pause(args: argparse.Namespace) -> int:
+    return _request(args, PAUSE, {}, "paused: no further orders; go on with `rollout resume`")
+
+
+def _approve(args: argparse.Namespace) -> int:
+    folder = _folder(args)
+    groups = [group.name for group in _plan_of(folder, args.plan).groups]
+    if args.group not in groups:
+        raise ConfigError("no such group", expected=", ".join(groups), got=args.group)
+    name = APPROVED + args.group
+    return _request(args, name, {"by": args.by}, f"group {args.group} is approved by {args.by}")
+
+
+def _abort(args: argparse.Namespace) -> int:
+    folder = _folder(args)
+    with folder.alone() as free:
+        pass
+    if free and args.key is None and folder.read().phase not in OVER:
+        raise ConfigError(
+            "no process carries this rollout out, so this one must",
+            expected="--key KEY",
+            action="name the key that the rollout was started with",
+        )
+    facts: Mapping[str, Any] = {"by": args.issuer, "back": args.back}
+    code = _request(args, ABORT, facts, "to be aborted", quiet=free)
+    return _carry_out(folder, args) if free and code != NOT_DONE else code
+
+
+def _request(
+    args: argparse.Namespace, name: str, facts: Mapping[str, Any], text: str, quiet: bool = False
+) -> int:
+    folder = _folder(args)
+    found = folder.read()
+    if found.phase in OVER:
+        print(f"it is over: {found.phase}")
+        return NOT_DONE
+    folder.ask(name, facts)
+    folder.log(text)
+    print(text)
+    if args.json and not quiet:
+        print(json.dumps({"id": found.id, "phase": found.phase, "asked": name}))
+    return DONE
+
+
+def _apply(args: argparse.Namespace) -> int:
+    """At the station. Exit code 0: kept; 1: not; 2: not at its end yet."""
+    station = load_station(args.station)
+    code, facts = DONE, []
+    for place, order in stick.read_orders(args.stick, station.mqtt.station):
+        print(f"{order.name} {order.version}, release {order.release_counter}: {order.job}")
+
+        def take(place: Path = place, order: stick.Order = order) -> Any:
+            return stick.apply(place, order, station.bundle, station.trust, _progress)
+
+        try:
+            job = take()
+        except BundleError as error:
+            print(f"forge-station: {error}", file=sys.stderr)
+            return NOT_DONE
+        said = ""
+        while True:
+            stick.write_report(place, job)
+            if job.state != said:
+                said = job.state
+                end = ": ".join(item for item in (job.code, job.detail) if item)
+                print(f"  {job.state}  {end}".rstrip(), flush=True)
+                if said == "STAGED":
+                    print("  the station takes it up within seconds, or when it is started")
+            if job.over or args.no_wait:
+                break
+            try:
+                time.sleep(TICK_S)
+            except KeyboardInterrupt:
+                print("\nleft to the station; run this again for the report")
+                break
+            job = take()
+        facts.append(job.message())
+        if job.state != "SUCCEEDED":
+            code = max(code, NOT_DONE if job.over else WAITS)
+    if args.json:
+        print(json.dumps(facts))
+    return code
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if done >= total else ""
+        print(f"\r{done / 1e6:.0f} of {total / 1e6:.0f} MB", end=end, file=sys.stderr, flush=True)
+
+
+__all__ = ["add_arguments"]

@@ -1,0 +1,187 @@
+"""How a rollout reaches one station: through its broker, or by a stick that is carried there.
+
+A way gives orders and looks what became of them. It remembers nothing that matters: what a station
+says stays at its broker (retained), or on the stick.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from forge_station.contract.error import ContractError
+from forge_station.errors import LinkError
+from forge_station.mes import schema
+from forge_station.mes.command_client import Commander
+from forge_station.mes.listen import Listener
+from forge_station.mes.topics import MqttConfig, jobs_filter, topic_of
+from forge_station.rollout import stick
+from forge_station.rollout.record import StationRecord
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 10.0
+"""A command is valid, and its answer waited for, so long."""
+AGAIN_S = 5.0
+"""After a failure a station is tried again so much later."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a station said to an order. `later`: nothing; the order may be sent again."""
+
+    taken: bool
+    code: str = ""
+    detail: str = ""
+    later: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a station now."""
+
+    online: bool | None = None
+    """None: nobody can say."""
+    running: str = ""
+    """Digest of the manifest of the bundle in use; empty: unknown."""
+    deploys: bool = False
+    """It says that it takes deployments."""
+    jobs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Id of a deployment -> the newest `job` message."""
+    trouble: str = ""
+    """Why nothing is known."""
+
+
+class Way(Protocol):
+    """Of one station."""
+
+    def look(self) -> Seen:
+        """Returns at once."""
+        ...
+
+    def deploy(self, item: StationRecord, url: str, downgrade: bool) -> Answer: ...
+
+    def take_back(self, item: StationRecord, job: str) -> Answer:
+        """End the deployment `job`; under a new id: back to the bundle before."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class MqttWay:
+    """Through the broker: signed commands there, `job`, `conn` and `birth` messages back."""
+
+    def __init__(self, config: MqttConfig, key: Ed25519PrivateKey, issuer: str) -> None:
+        self._config, self._key, self._issuer = config, key, issuer
+        self._listener: Listener | None = None
+        self._retry_at = 0.0
+        self._seen = Seen(trouble="not asked yet")
+
+    def look(self) -> Seen:
+        if self._listener is None and time.monotonic() >= self._retry_at:
+            self._connect()
+        while self._listener is not None and (arrived := self._listener.arrived(0.0)) is not None:
+            self._take(arrived[0], arrived[1])
+        return self._seen
+
+    def deploy(self, item: StationRecord, url: str, downgrade: bool) -> Answer:
+        args: dict[str, Any] = {"jobId": item.job, "url": url, "sha256": item.release.sha256}
+        if downgrade:
+            args["allowDowngrade"] = item.release.release_counter
+        return self._send("deploy", args)
+
+    def take_back(self, item: StationRecord, job: str) -> Answer:
+        return self._send("rollback", {"jobId": job})
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _send(self, name: str, args: Mapping[str, Any]) -> Answer:
+        try:
+            with Commander(self._config, self._key, self._issuer, ANSWER_S) as commander:
+                reply = commander.send(name, args, ANSWER_S)
+        except LinkError as error:
+            return Answer(False, error.code, " ".join(str(error).split()), later=True)
+        taken = reply["status"] == "SUCCEEDED"
+        return Answer(taken, str(reply.get("code", "")), str(reply["detail"]))
+
+    def _connect(self) -> None:
+        config = self._config
+        filters = [topic_of(config, "conn"), topic_of(config, "birth"), jobs_filter(config)]
+        listener = Listener(config, filters=filters, timeout_s=ANSWER_S)
+        try:
+            listener.start()
+        except LinkError as error:
+            self._retry_at = time.monotonic() + AGAIN_S
+            self._seen = replace(self._seen, trouble=" ".join(str(error).split()))
+            return
+        self._listener = listener
+        self._seen = replace(self._seen, trouble="")
+
+    def _take(self, topic: str, body: bytes) -> None:
+        try:
+            message = json.loads(body)
+            schema.require(message)
+        except (ValueError, RecursionError, ContractError) as error:
+            log.error("%s cannot be read: %s", topic, error)
+            return
+        seen = self._seen
+        if topic == topic_of(self._config, "conn"):
+            self._seen = replace(seen, online=message["state"] == "ONLINE")
+        elif topic == topic_of(self._config, "birth"):
+            self._seen = replace(
+                seen,
+                running=message.get("bundle", {}).get("sha256", ""),
+                deploys="command:deploy" in message.get("capabilities", ()),
+            )
+        elif "jobId" in message:
+            known = seen.jobs.get(message["jobId"])
+            if known is None or message["version"] >= known["version"]:
+                self._seen = replace(seen, jobs={**seen.jobs, message["jobId"]: message})
+
+
+class StickWay:
+    """By a folder that is carried there and back. Nobody can say what goes on meanwhile."""
+
+    def __init__(self, folder: Path, bundle: Path) -> None:
+        self._folder, self._bundle = folder, bundle
+
+    def look(self) -> Seen:
+        report = stick.read_report(self._folder)
+        return Seen(jobs=report)
+
+    def deploy(self, item: StationRecord, url: str, downgrade: bool) -> Answer:
+        if not self._folder.is_dir():
+            detail = f"{self._folder} is not there: plug the stick in, or make the folder"
+            return Answer(False, "NO_STICK", detail, later=True)
+        try:
+            stick.write_order(self._folder, item, self._bundle)
+        except OSError as error:
+            return Answer(False, "NO_STICK", f"{error.filename}: {error.strerror}", later=True)
+        return Answer(
+            True, detail=f"carry {self._folder} there: forge-station rollout apply FOLDER"
+        )
+
+    def take_back(self, item: StationRecord, job: str) -> Answer:
+        if not self._folder.is_dir():
+            return Answer(False, "NO_STICK", f"{self._folder} is not there", later=True)
+        if not item.taken:
+            shutil.rmtree(stick.place_of(self._folder, item.job), ignore_errors=True)
+            return Answer(True, "NEVER_TAKEN", "the order was taken off the stick")
+        detail = "by hand there: forge-station bundle rollback, then start the station again"
+        return Answer(False, "BY_HAND", detail)
+
+    def close(self) -> None: ...
+
+
+__all__ = ["AGAIN_S", "ANSWER_S", "Answer", "MqttWay", "Seen", "StickWay", "Way"]
