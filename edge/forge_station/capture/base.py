@@ -258,11 +258,14 @@ def fuse(scans: Sequence[Scan]) -> Cloud:
             "tray "
             "frame can be fused: add tray_from_camera to the calibrations"
         )
-    points, intensity = [], []
-    for scan in scans:
-        valid = np.isfinite(scan.points[..., 2]).ravel()
-        points.append(scan.points.reshape(-1, 3).compress(valid, axis=0))
-        intensity.append(scan.intensity.ravel().compress(valid))
+    valid = [np.flatnonzero(np.isfinite(scan.points[..., 2])) for scan in scans]
+    ends = np.cumsum([len(pixels) for pixels in valid])
+    points, intensity = np.empty((ends[-1], 3), np.float32), np.empty(ends[-1], np.uint8)
+    for scan, pixels, end in zip(scans, valid, ends, strict=True):
+        own = slice(end - len(pixels), end)
+        # The mode is what lets numpy write to `out` at once; every pixel is there.
+        np.take(scan.points.reshape(-1, 3), pixels, axis=0, out=points[own], mode="clip")
+        np.take(scan.intensity.ravel(), pixels, out=intensity[own], mode="clip")
     qualities = [scan.quality for scan in scans]
 
     def mean(name: str) -> float:
@@ -287,8 +290,8 @@ def fuse(scans: Sequence[Scan]) -> Cloud:
         flags=tuple(dict.fromkeys(flag for q in qualities for flag in q.flags)),
     )
     return Cloud(
-        points=np.concatenate(points),
-        intensity=np.concatenate(intensity),
+        points=points,
+        intensity=intensity,
         camera_pixel_mm=float(np.median([scan.camera_pixel_mm for scan in scans])),
         poses=len(scans),
         quality=quality,
