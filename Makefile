@@ -69,13 +69,13 @@ $(TEST)/torch: pyproject.toml
 	@touch $@
 
 $(TEST)/installed: $(TEST)/torch
-	$(TEST)/bin/python $(PIP_INSTALL) -e '.[demo,commands,plc,sparkplug,opcua,metrics,projector,pointcloud,genicam,basler,export,training,cluster,dev]'
+	$(TEST)/bin/python $(PIP_INSTALL) -e '.[demo,commands,plc,sparkplug,opcua,metrics,hmi,projector,pointcloud,genicam,basler,export,training,cluster,dev]'
 	@touch $@
 
 # onnx and tqdm write the bundles of random checkpoints that the tests open; a station has neither.
 $(EDGE)/installed: pyproject.toml
 	@$(call new_environment,$(EDGE))
-	$(EDGE)/bin/python $(PIP_INSTALL) -e '.[demo,commands,plc,sparkplug,opcua,metrics,projector,pointcloud,genicam,basler,dev]' 'onnx==1.23.2' 'tqdm>=4.67' \
+	$(EDGE)/bin/python $(PIP_INSTALL) -e '.[demo,commands,plc,sparkplug,opcua,metrics,hmi,projector,pointcloud,genicam,basler,dev]' 'onnx==1.23.2' 'tqdm>=4.67' \
 	  '$(if $(filter newest,$(ORT)),onnxruntime,onnxruntime==$(ORT))'
 	$(EDGE)/bin/python -c 'import importlib.util as u, sys; sys.exit(bool(u.find_spec("torch")))'
 	@touch $@
@@ -87,15 +87,18 @@ define new_environment
 endef
 
 # Programs that tests run, and their Debian packages: a full MQTT broker, Aravis with its fake GigE
-# Vision camera, a virtual X screen for the projector's window, and systemd, which checks the unit.
+# Vision camera, a virtual X screen for the projector's window, systemd, which checks the unit, and
+# Chromium, which shows the operator's page; a Chinese font, where there is none.
 # RUNLEVEL=1 keeps a package from starting its service.
-SYSTEM := mosquitto:mosquitto arv-fake-gv-camera-0.8:aravis-tools Xvfb:xvfb systemd-analyze:systemd
+SYSTEM := mosquitto:mosquitto arv-fake-gv-camera-0.8:aravis-tools Xvfb:xvfb systemd-analyze:systemd \
+  chromium:chromium
 
 system:
 	@missing=; \
 	for pair in $(SYSTEM); do \
 	  PATH="$$PATH:/usr/sbin" command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; \
 	done; \
+	test -n "$$(fc-list :lang=zh 2>/dev/null)" || missing="$$missing fonts-wqy-microhei fontconfig"; \
 	if test -z "$$missing"; then :; \
 	elif test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
 	  echo "installing for the tests:$$missing"; \

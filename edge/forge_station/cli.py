@@ -29,6 +29,7 @@ from forge_station.capture import patterns
 from forge_station.config import load_station
 from forge_station.doctor import command as doctor
 from forge_station.errors import StationError
+from forge_station.hmi import command as hmi_command
 from forge_station.mes import acl, command_client, consumer, interface, link_bench, listen, party
 from forge_station.rollout import command as rollout
 
@@ -235,6 +236,13 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     drift_command.add_arguments(command, _STATION)
+
+    command = commands.add_parser(
+        "hmi",
+        help="the operator's page, its users and its audit",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    hmi_command.add_arguments(command, _STATION)
 
     command = commands.add_parser("command", help="command a station through the broker")
     command_client.add_arguments(command)

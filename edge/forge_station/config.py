@@ -25,6 +25,7 @@ from forge_station.contract.error import ContractError, Fault
 from forge_station.contract.record import Count, Limit, NotNegative, Probability
 from forge_station.contract.spec import LineSpec, parse_line
 from forge_station.errors import ConfigError
+from forge_station.hmi.settings import HmiConfig
 from forge_station.mes.command import CommandConfig
 from forge_station.mes.settings import MonitorConfig, OpcUaConfig, SparkplugConfig
 from forge_station.mes.topics import MqttConfig
@@ -203,6 +204,8 @@ class StationConfig:
     """Who may command the station through the broker."""
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     """Metrics and probes over HTTP."""
+    hmi: HmiConfig = field(default_factory=HmiConfig)
+    """The operator's page; its own process, `forge-station hmi`."""
     sparkplug: SparkplugConfig | None = None
     """Mirror the results for Sparkplug B hosts; None: no mirror."""
     opcua: OpcUaConfig | None = None
