@@ -18,7 +18,7 @@ import pytest
 from forge_station.config import EvidenceConfig
 from forge_station.evidence import folder as module
 from forge_station.evidence.folder import INDEX, Bundle, EvidenceError, Folder
-from forge_station.evidence.index import Query
+from forge_station.evidence.index import Index, Query, Row
 from forge_station.evidence.retention import drawn
 
 KB = 1000
@@ -357,3 +357,53 @@ def test_threads_of_two_folders_count_every_deletion_once(tmp_path):
     with Folder(tmp_path / "parts") as folder:
         totals = folder.totals()
     assert sum(totals.parts.values()) + totals.deleted["PASS"] == 40
+
+
+def told(number: int, *reasons: str) -> Bundle:
+    said = {**verdict(number, "FAIL"), "reasons": [{"code": code} for code in reasons]}
+    return Bundle(said, {})
+
+
+def test_parts_are_found_by_a_reason_of_their_verdict(make):
+    folder = make()
+    folder.add(told(1, "SURFACE_DENT", "WRONG_COUNT", "SURFACE_DENT"))
+    folder.add(told(2, "WRONG_COUNT"))
+    folder.add(told(3, "SURFACE_DENT"))
+    assert serials(folder, Query(reason="SURFACE_DENT")) == [1, 3]
+    assert serials(folder, Query(reason="SURFACE_DENT", last=1)) == [3]
+    assert serials(folder, Query(reason="WRONG_COUNT", until="2026-11-30T10:00:02")) == [1]
+    assert folder.find(Query())[0].reasons == ("SURFACE_DENT", "WRONG_COUNT")
+    folder.mark(folder.find(Query(containing="0003"))[0], "held")
+    folder.delete(folder.find(Query(containing="0001"))[0])
+    assert serials(folder, Query(reason="SURFACE_DENT")) == [3], "gone with its part"
+    folder.rebuild()
+    assert serials(folder, Query(reason="WRONG_COUNT")) == [2], "made anew from the verdicts"
+
+
+def test_pages_follow_each_other_without_gap_or_overlap(make):
+    """Parts of one moment too: time and result id together say where a page ends."""
+    folder = make()
+    for number in range(7):
+        same = {**verdict(number), "end_time": f"2026-11-30T10:00:0{number // 3}.000Z"}
+        folder.add(Bundle(same, {}))
+    seen: list[int] = []
+    before = None
+    while page := folder.find(Query(last=2, before=before)):
+        seen += [int(row.serial[3:]) for row in reversed(page)]
+        before = page[0].time, page[0].result_id
+    assert seen == [6, 5, 4, 3, 2, 1, 0]
+
+
+def test_an_index_from_before_reasons_were_kept_is_taken_as_it_is(tmp_path):
+    path = tmp_path / "old.sqlite"
+    old = Index(path)
+    facts = ("r1", "n1", "SN-1", "P", "FAIL", "2026-11-30T10:00:00.000Z", 1, 0, ("n1",), "", "", "")
+    old.put(Row(*facts))
+    old.close()
+    with sqlite3.connect(path) as db:
+        db.executescript("drop trigger part_out_reason; drop table reason")
+    db.close()
+    found = Index(path)
+    assert found.one("r1") == Row(*facts) and found.one("r") is None
+    assert found.find(Query(reason="SURFACE_DENT")) == []
+    found.close()

@@ -199,6 +199,10 @@ class Folder:
             )
         return found[0]
 
+    def one(self, result_id: str) -> Row | None:
+        """By its whole result id; None when there is no evidence of it."""
+        return self._do(lambda index: index.one(result_id))
+
     def totals(self) -> Totals:
         return self._do(Index.totals)
 
@@ -372,6 +376,7 @@ class Folder:
             str((verdict.get("certification") or {}).get("certificate", "")),
             str((verdict.get("scan") or {}).get("calibration") or ""),
             audit=drawn(result_id, share),
+            reasons=tuple(sorted({str(item["code"]) for item in verdict.get("reasons") or ()})),
         )
 
     # The index

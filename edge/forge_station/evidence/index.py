@@ -21,6 +21,8 @@ _COLUMNS = (
     "result_id", "name", "serial", "product", "outcome", "time", "bytes", "stack_bytes", "files",
     "bundle", "certificate", "calibration", "label", "audit",
 )  # fmt: skip
+_REASONS = "(select group_concat(code) from reason own where own.result_id = part.result_id)"
+_SELECTED = f"{', '.join(f'part.{name}' for name in _COLUMNS)}, {_REASONS}"
 _SCHEMA = """
 create table if not exists part (
   result_id text primary key, name text not null unique, serial text not null,
@@ -32,6 +34,13 @@ create index if not exists part_by_rank on part (rank, time);
 create index if not exists part_by_time on part (time);
 create index if not exists part_by_serial on part (serial);
 create index if not exists part_by_stack on part (time) where stack_bytes > 0;
+create index if not exists part_by_outcome on part (outcome, time);
+create index if not exists part_by_product on part (product, time);
+create table if not exists reason (
+  code text, time text, result_id text, primary key (code, time, result_id)) without rowid;
+create index if not exists reason_by_part on reason (result_id);
+create trigger if not exists part_out_reason after delete on part begin
+  delete from reason where result_id = old.result_id; end;
 create table if not exists total (outcome text primary key, parts integer, bytes integer);
 create table if not exists counter (name text primary key, value integer not null);
 create trigger if not exists part_in after insert on part begin
@@ -64,6 +73,8 @@ class Row:
     calibration: str
     label: str = "none"
     audit: bool = False
+    reasons: tuple[str, ...] = ()
+    """Codes of the verdict, in alphabetic order."""
 
     @property
     def rank(self) -> int:
@@ -82,6 +93,12 @@ class Query:
     label: str | None = None
     last: int | None = None
     """At most so many, the newest."""
+    reason: str | None = None
+    """Code that the verdict gives."""
+    containing: str | None = None
+    """Of the serial number, in any place."""
+    before: tuple[str, str] | None = None
+    """Time and result id of a part: only those that come before it (the next page)."""
 
 
 @dataclass(frozen=True)
@@ -186,13 +203,22 @@ class Index:
     def names(self) -> dict[str, Row]:
         return {row.name: row for row in self._rows("1", [])}
 
+    def one(self, result_id: str) -> Row | None:
+        """By its whole result id."""
+        found = self._rows("result_id = ?", [result_id])
+        return found[0] if found else None
+
     def find(self, query: Query) -> list[Row]:
         """The oldest first."""
         where: list[str] = ["1"]
         values: list[object] = []
+        if query.reason is not None:
+            where = ["code = ?"]
+            values.append(query.reason)
         for text, value in (
-            ("time >= ?", query.since), ("time < ?", query.until), ("serial = ?", query.serial),
-            ("product = ?", query.product), ("label = ?", query.label),
+            ("part.time >= ?", query.since), ("part.time < ?", query.until),
+            ("serial = ?", query.serial), ("product = ?", query.product),
+            ("label = ?", query.label),
         ):  # fmt: skip
             if value is not None:
                 where.append(text)
@@ -200,9 +226,21 @@ class Index:
         if query.outcomes:
             where.append(f"outcome in ({','.join('?' * len(query.outcomes))})")
             values += query.outcomes
+        if query.containing is not None:
+            # The scan of a small index, not of the table.
+            within = "select result_id from part indexed by part_by_serial where instr(serial, ?)"
+            where.append(f"part.result_id in ({within})")
+            values.append(query.containing)
+        if query.before is not None:
+            where.append("(part.time, part.result_id) < (?, ?)")
+            values += query.before
         limit = "" if query.last is None else f" limit {int(query.last)}"
-        found = self._rows(f"{' and '.join(where)} order by time desc{limit}", values)
-        return found[::-1]
+        order = "time desc, result_id desc"
+        source = "part"
+        if query.reason is not None:  # the index of reasons is in the order of time
+            source = "reason r cross join part on part.result_id = r.result_id"
+            order = "r.time desc, r.result_id desc"
+        return self._rows(f"{' and '.join(where)} order by {order}{limit}", values, source)[::-1]
 
     def totals(self) -> Totals:
         rows = self._db.execute("select outcome, parts, bytes from total").fetchall()
@@ -234,6 +272,10 @@ class Index:
                 row.calibration, row.label, int(row.audit), row.rank,
             ),
         )  # fmt: skip
+        self._db.executemany(
+            "insert into reason values (?, ?, ?)",
+            [(code, row.time, row.result_id) for code in set(row.reasons)],
+        )
 
     def _count(self, name: str) -> None:
         self._db.execute(
@@ -241,11 +283,12 @@ class Index:
             (name,),
         )
 
-    def _rows(self, where: str, values: list[object]) -> list[Row]:
-        found = self._db.execute(f"select {', '.join(_COLUMNS)} from part where {where}", values)
+    def _rows(self, where: str, values: list[object], source: str = "part") -> list[Row]:
+        found = self._db.execute(f"select {_SELECTED} from {source} where {where}", values)
         rows = []
-        for fact in found.fetchall():
+        for *fact, reasons in found.fetchall():
             facts: dict[str, Any] = dict(zip(_COLUMNS, fact, strict=True))
             facts["files"] = tuple(json.loads(facts["files"]))
+            facts["reasons"] = tuple(sorted(reasons.split(","))) if reasons else ()
             rows.append(Row(**{**facts, "audit": bool(facts["audit"])}))
         return rows
