@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -190,29 +189,6 @@ def test_message_the_broker_hangs_up_on_does_not_stop_the_others(name: str, tmp_
         assert [letter.seq for letter in outbox.dead_letters()] == [poison]
         assert [i.message["seq"] for i in received if i.kind == "verdict"] == [first, last]
         assert [i.message["code"] for i in received if i.kind == "alarm"] == ["DEAD_LETTER"]
-
-
-@needs_mosquitto
-def test_frozen_broker_is_noticed_and_nothing_is_lost(tmp_path: Path, outbox: Outbox) -> None:
-    with Mosquitto(tmp_path) as broker:
-        config = MqttConfig(port=broker.port, keepalive_s=2)
-        timing = Timing(settle_s=0.0, reconnect_s=(0.1, 0.2))
-        with (
-            Listener(config, client_id="mes", statuses=False) as listener,
-            Publisher(outbox, config, timing=timing) as publisher,
-        ):
-            put_verdict(outbox, config, verdict().to_dict())
-            assert publisher.drain(5.0)
-            assert broker.process
-            broker.process.send_signal(signal.SIGSTOP)
-            began = time.monotonic()
-            put_verdict(outbox, config, verdict().to_dict())
-            assert time.monotonic() - began < 1.0
-            assert wait_for(lambda: not publisher.stats().connected, 8.0)
-            assert time.monotonic() - began < 2 * config.keepalive_s + 1.5
-            broker.process.send_signal(signal.SIGCONT)
-            assert publisher.drain(8.0)
-            assert len(list(listener.messages(1.0))) == 2
 
 
 @needs_mosquitto

@@ -158,7 +158,7 @@ def test_a_client_that_says_nothing_holds_up_no_other() -> None:
 def test_a_flood_of_silent_and_slow_clients_ends_and_takes_no_thread_beyond_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(endpoint, "REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(endpoint, "REQUEST_TIMEOUT_S", 0.3)
     before = threading.active_count()
     with Endpoint(MonitorConfig(), Probes(lambda: None, dict)) as found, ExitStack() as stack:
         for number in range(60):

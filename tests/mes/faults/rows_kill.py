@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from forge_station.mes.link import WINDOW
-from tests.mes.faults.load import Counted, Mes, Station, config_of, restart, settle
+from tests.mes.faults.load import TIMING, Counted, Mes, Station, config_of, restart, settle
 from tests.mes.faults.table import Checks, Result, Row
 from tests.mes.rig import Mosquitto, wait_for
 
@@ -33,7 +34,9 @@ def station_killed(folder: Path, short: bool) -> Result:
     kills, rng, checks = 3 if short else 200, random.Random(1), Checks()
     with Mosquitto(folder) as broker:
         config = config_of(broker)
-        station = Station(config, folder / "outbox.db")
+        # The broker says who is not there, so that no station need wait for consumers: it sends
+        # from its start, and is killed doing so.
+        station = Station(config, folder / "outbox.db", timing=replace(TIMING, settle_s=0.0))
         with Mes(config, folder) as mes:
             for _ in range(kills):
                 station.start()
@@ -66,7 +69,8 @@ def broker_killed_consumer_away(folder: Path, short: bool, receipts: str | None)
     kills, checks = 1 if short else 10, Checks()
     with Mosquitto(folder) as broker:
         config = config_of(broker, receipts)
-        station = Station(config, folder / "outbox.db")
+        timing = replace(TIMING, resend_s=0.5)
+        station = Station(config, folder / "outbox.db", timing=timing)
         with Mes(config, folder) as mes:
             station.start()
             time.sleep(1.0)
@@ -74,7 +78,7 @@ def broker_killed_consumer_away(folder: Path, short: bool, receipts: str | None)
                 mes.leave()
                 away = len(station.committed)
                 wait_for(lambda away=away: len(station.committed) > away + 20, 10.0)
-                time.sleep(3.0)  # longer than what a broker without memory gets again anyway
+                time.sleep(2 * timing.resend_s)  # beyond what such a broker gets again anyway
                 restart(broker)
                 time.sleep(0.7)
                 mes.come()

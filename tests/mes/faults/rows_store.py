@@ -49,14 +49,16 @@ def fill(path: Path, config: MqttConfig, rows: int) -> None:
     db.close()
 
 
-def drain(path: Path, config: MqttConfig, seconds: float, reports: Connection) -> None:
+def drain(
+    path: Path, config: MqttConfig, waits_s: float, seconds: float, reports: Connection
+) -> None:
     """The station's process: how much memory it takes with the backlog, waiting and sending."""
     with Outbox(path, ballast_bytes=0, max_bytes=4 << 30) as outbox:
         alarm = payloads.alarm_message("DRIFT", "first of all", config.root, severity=500)
         outbox.put("alarm", topic_of(config, "alarm"), alarm.body, alarm.id)
         opened, before = rss_bytes(), outbox.pending
         with Publisher(outbox, config, timing=TIMING) as publisher:
-            time.sleep(2.0)  # no broker yet
+            time.sleep(waits_s)  # no broker yet
             waiting = rss_bytes()
             reports.send(("waiting", before, waiting - opened))
             reports.recv()
@@ -73,7 +75,7 @@ def backlog(folder: Path, short: bool) -> Result:
     broker = Mosquitto(folder)
     config, path = config_of(broker), folder / "outbox.db"
     fill(path, config, rows)
-    with fork(drain, path, config, seconds) as reports:
+    with fork(drain, path, config, 0.5 if short else 2.0, seconds) as reports:
         reports.recv()
         with broker, Listener(config, client_id="mes", statuses=False) as listener:
             reports.send("go")
