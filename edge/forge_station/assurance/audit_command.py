@@ -34,7 +34,8 @@ chosen, since that decides what its label proves:
    "more": {"origin": "audit"}}
 origin: audit (drawn at random from PASS), manual (every part of a time window), challenge (known
 fault), returns. Stopped parts that name none are `harvested`: they tell of false calls, never of
-escapes. Only blind labels count; cannot_tell and labels that disagree do not.
+escapes. Only blind labels count; cannot_tell and labels that disagree do not, nor does what tested
+a reviewer on a part of known truth (more.gold).
 
 The alarms may be looked at after every label: they are sound at any time (false alarm at most
 --risk). A claim (--claim) is a look at the parts: each further one on the same parts may risk less,

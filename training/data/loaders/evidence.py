@@ -9,8 +9,9 @@ supervises what it says and nothing else:
     any with `readings`     the marks sheet, read as the label says
 
 Blind labels only: whoever has seen the verdict agrees with it. One blind label weighs 0.9, two that
-agree or an adjudicated one 0.98; blind labels that disagree wait for adjudication; `cannot_tell` is
-dropped. All inspections of one serial number are one group.
+say the same or an adjudicated one 0.98; blind labels that disagree wait for adjudication, blind as
+well; `cannot_tell` is dropped, and so is what tested a reviewer on a part of known truth.
+All inspections of one serial number are one group.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ One JSON object a line of the labels file:
 
 label: OK, NG or cannot_tell. mark: which part; may be left out with one part on the tray, and in an
 OK means all. cells: view -> [row, column] from 0 at the upper left. readings: mark -> part, of all
-marks. "adjudicates": true settles a disagreement. Other things to keep go into "more": {...}."""
+marks. "adjudicates": true settles a disagreement. "blind": false does not count. Other things to
+keep go into "more": {...}."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def load(
     """Examples of every labelled inspection below `folder`."""
     labels = [label for path in label_files for label in read_labels(path, classes, problems)]
     settled, counted = settle(labels)
-    places = _index(folder, {label.result_id for label in labels}, problems)
+    places = index_of(folder, {label.result_id for label in labels}, problems)
     samples: list[Sample] = []
     for label, weight in settled:
         with problems.of(f"result {label.result_id}"):
@@ -200,7 +202,7 @@ def _surface(label: Label, weight: float, seen: Evidence, mark: str) -> Sample:
             grids[view] = grid.DefectGrid.of(cells).cells
         if label.cells:
             marked = sum(int(cells.sum()) for cells in grids.values())
-            score = tasks.surface_score(min(1.0, marked / max(1, _filled_cells(picture))))
+            score = tasks.surface_score(min(1.0, marked / max(1, filled_cells(picture))))
     whole = label.defect is None or label.cells
     return Sample(
         id=f"{label.result_id}-surface-{mark}",
@@ -215,7 +217,7 @@ def _surface(label: Label, weight: float, seen: Evidence, mark: str) -> Sample:
     )
 
 
-def _filled_cells(picture: Picture) -> int:
+def filled_cells(picture: Picture) -> int:
     """Cells of the three panels that the part covers by more than half."""
     filled = np.asarray(picture.decoded().convert("RGB"))[..., 0] > 0  # shade: 0 is background
     panels: list[NDArray[np.bool_]] = np.array_split(filled, len(VIEWS), axis=1)
@@ -272,7 +274,7 @@ def _verdict(path: Path) -> Verdict:
         raise LoadError("not a verdict", which=path.name, got=error) from error
 
 
-def _index(folder: Path, wanted: set[str], problems: Problems) -> dict[str, Path]:
+def index_of(folder: Path, wanted: set[str], problems: Problems) -> dict[str, Path]:
     """Result id -> verdict file, of the wanted ones."""
     found = {}
     for path in sorted(folder.rglob("*.verdict.json")):

@@ -153,7 +153,7 @@ def test_two_blind_reviewers_weigh_more_and_disagreement_waits(tmp_path, load):
     (surface,) = found.values()
     assert surface.weight == 0.98 and surface.messages[2].content.endswith("top r2: 2,3")
     assert (report["disagree"], report["cannot_tell"], report["informed"]) == (2, 1, 0)
-    report, found = load(*rows, label(second, "OK", "chief", adjudicates=True, blind=False))
+    report, found = load(*rows, label(second, "OK", "chief", adjudicates=True))
     assert found[f"{second}-surface-A"].weight == 0.98
     assert "class: normal" in found[f"{second}-surface-A"].messages[2].content
 
@@ -164,6 +164,34 @@ def test_the_last_word_of_a_reviewer_counts_and_informed_labels_do_not(tmp_path,
     report, found = load(*rows, {**label(second, "OK"), "blind": False})
     assert [e.messages[2].content for e in found.values()] == ["class: cut"]
     assert found[f"{first}-surface-A"].weight == 0.9 and report["informed"] == 1
+
+
+def test_an_adjudication_by_whoever_saw_the_verdict_settles_nothing(tmp_path, load):
+    result, other = store(tmp_path / "evidence", 1), store(tmp_path / "evidence", 2)
+    rows = [label(result, "NG", defect="dent"), label(result, "OK", "bert"), label(other, "OK")]
+    report, found = load(*rows, label(result, "OK", "chief", adjudicates=True, blind=False))
+    assert f"{result}-surface-A" not in found and f"{other}-surface-A" in found
+    assert (report["disagree"], report["informed"]) == (2, 1)
+
+
+def test_a_look_at_gold_tests_the_reviewer_and_teaches_nothing(tmp_path, load):
+    result = store(tmp_path / "evidence", 1)
+    gold = label(result, "OK", "bert", more={"gold": True})
+    report, found = load(label(result, "NG", defect="dent"), gold)
+    (example,) = found.values()
+    assert report["gold"] == 1 and example.weight == 0.9
+    assert "class: dent" in example.messages[2].content
+
+
+def test_who_skips_the_class_agrees_with_who_names_it_but_confirms_it_not(tmp_path, load):
+    first, second = store(tmp_path / "evidence", 1), store(tmp_path / "evidence", 2)
+    report, found = load(
+        label(first, "NG", defect="dent"), label(first, "NG", "bert"),
+        label(second, "NG", defect="dent"), label(second, "NG", "bert", defect="cut"),
+    )  # fmt: skip
+    (example,) = found.values()
+    assert example.weight == 0.9 and "class: dent" in example.messages[2].content
+    assert report["disagree"] == 2
 
 
 def test_one_serial_number_is_one_group(tmp_path, load):
