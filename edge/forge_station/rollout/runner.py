@@ -179,6 +179,9 @@ class Runner:
             self.waits_for = "resume (it is paused)"
             return
         self._deliver(members, begin=True)
+        self._stop_if_exceeded()  # one may have refused the order
+        if self.record.phase != "RUNNING":
+            return
         members = [self.record.station(name) for name in self._members[group.name]]
         left = [item for item in members if item.step not in ("DONE", "FAILED", "BACK")]
         if left:
@@ -214,9 +217,6 @@ class Runner:
         for item in members:
             seen = self.seen[item.name]
             if item.step == "WAITING" and begin:
-                if seen.running == item.release.sha256:
-                    self._set(item, "runs this bundle already", step="DONE", state="SUCCEEDED")
-                    continue
                 if busy >= self._plan.at_once:
                     continue
                 busy += not self._is_stick(item)
@@ -226,9 +226,13 @@ class Runner:
 
     def _order(self, item: StationRecord, seen: Seen) -> None:
         stick = self._is_stick(item)
-        if not stick and not seen.online:
+        if not stick and not (seen.online and seen.born):
             never = "" if seen.online is False else "nothing is known of it at its broker"
             self._set(item, detail=seen.trouble or never or "it is offline")
+            return
+        if not item.sent and seen.running == item.release.sha256:
+            text = "runs this bundle already"
+            self._set(item, text, step="DONE", state="SUCCEEDED", detail=text)
             return
         if self._clock() - item.sent < AGAIN_S:
             return

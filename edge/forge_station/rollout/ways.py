@@ -50,6 +50,8 @@ class Seen:
 
     online: bool | None = None
     """None: nobody can say."""
+    born: bool = False
+    """Its birth message is known: what it runs, and what it takes."""
     running: str = ""
     """Digest of the manifest of the bundle in use; empty: unknown."""
     deploys: bool = False
@@ -141,6 +143,7 @@ class MqttWay:
         elif topic == topic_of(self._config, "birth"):
             self._seen = replace(
                 seen,
+                born=True,
                 running=message.get("bundle", {}).get("sha256", ""),
                 deploys="command:deploy" in message.get("capabilities", ()),
             )
