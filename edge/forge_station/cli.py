@@ -252,7 +252,9 @@ def build_parser() -> argparse.ArgumentParser:
     command = commands.add_parser("acl", help="write the access rules of a mosquitto broker")
     acl.add_arguments(command)
     command.set_defaults(
-        run=lambda args: acl.run(args, [load_station(item).mqtt for item in args.stations])
+        run=lambda args: acl.run(
+            args, [(item.mqtt, item.sparkplug) for item in map(load_station, args.stations)]
+        )
     )
 
     command = commands.add_parser(

@@ -22,7 +22,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from forge_station.errors import ConfigError, LinkError
-from forge_station.mes import acl, credentials
+from forge_station.mes import acl, credentials, sparkplug_payload
 from forge_station.mes.command_client import Commander, signed
 from forge_station.mes.command_store import CommandStore
 from forge_station.mes.commands import CommandServer
@@ -31,6 +31,9 @@ from forge_station.mes.listen import Listener
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher, Timing
 from forge_station.mes.report import put_verdict
+from forge_station.mes.settings import SparkplugConfig
+from forge_station.mes.sparkplug import Mirror
+from forge_station.mes.sparkplug_payload import DataType
 from forge_station.mes.topics import FlatTopic, MqttConfig
 from tests.mes import signing_rig
 from tests.mes.certificates import Authority
@@ -59,6 +62,9 @@ class GeneratedBroker(Mosquitto):
         text = text.replace("/var/lib/mosquitto/", f"{folder}/")
         self._file = folder / "mosquitto.conf"
         self._file.write_text(text + _HERE)
+
+
+MIRROR = SparkplugConfig("plant", primary_host="scada")
 
 
 @dataclass(frozen=True)
@@ -101,9 +107,9 @@ class Peer:
         assert wait_for(lambda: self.ready)
         return self
 
-    def publish(self, topic: str, body: bytes = b"{}") -> int:
+    def publish(self, topic: str, body: bytes = b"{}", *, retain: bool = False) -> int:
         """The broker's reason code."""
-        packet = self.client.publish(topic, body, 1).mid
+        packet = self.client.publish(topic, body, 1, retain).mid
         found = self.acks.get(timeout=5)
         assert found[0] == packet
         return found[1]
@@ -126,7 +132,10 @@ def plant(tmp_path: Path) -> Iterator[Plant]:
     authority = Authority(tmp_path, "ca")
     authority.issue("localhost", file="broker")
     parties = acl.Parties(
-        (MqttConfig(station="s1"), MqttConfig(station="s2")), ("historian",), ("mes",)
+        (MqttConfig(station="s1"), MqttConfig(station="s2")),
+        ("historian", "scada"),
+        ("mes",),
+        {"s1": MIRROR},
     )
     with GeneratedBroker(tmp_path, parties) as broker:
         yield Plant(authority, broker, tmp_path)
@@ -240,6 +249,19 @@ def test_what_each_may_write_arrives_where_it_should(plant: Plant, peers: Any) -
     assert other.arrived() == []  # granted, and yet nothing of another station
 
 
+def test_station_reads_its_own_conn_and_with_mqtt_3_its_own_probe(plant: Plant, peers: Any) -> None:
+    station = peers("s1").subscribe("#")
+    for path in ("sts/state", "sts/conn", "evt/probe"):
+        assert station.publish(topic(path)) == 0
+    assert station.arrived() == [topic("sts/conn")]
+    plant.broker.close()
+    rules = acl.acl(acl.Parties((MqttConfig(station="s1", version="3.1.1"),)))
+    (plant.folder / "acl").write_text(rules)
+    plant.broker.start()
+    config = replace(plant.config("s1"), version="3.1.1")
+    connect(config, Outgoing(topic("sts/conn"), b"{}"), lambda _: None).drop()
+
+
 @dataclass
 class Commanded:
     """A station that takes commands, as its consumers see it."""
@@ -315,6 +337,45 @@ def test_row_14_every_bad_command_is_refused_and_audited_and_nothing_is_done(
         codes = [item["code"] for item in commanded.audits(len(sent))]
     assert codes == list(sent)
     assert commanded.done == []
+
+
+def test_sparkplug_mirror_is_heard_by_its_host_and_nobody_speaks_for_another(
+    plant: Plant, peers: Any, tmp_path: Path
+) -> None:
+    host = peers("scada").subscribe("spBv1.0/#")
+    historian, other = peers("historian").subscribe("spBv1.0/#"), peers("s2").subscribe("#")
+    station = peers("s1")
+    with Mirror(plant.config("s1"), MIRROR, tmp_path / "sparkplug.json") as mirror:
+        online = b'{"online": true, "timestamp": 1}'
+        assert host.publish("spBv1.0/STATE/scada", online, retain=True) == 0
+        assert wait_for(lambda: mirror.born)
+        assert host.arrived() == ["spBv1.0/STATE/scada", "spBv1.0/plant/NBIRTH/s1"]
+        rebirth = sparkplug_payload.Metric("Node Control/Rebirth", True, DataType.BOOLEAN)
+        body = sparkplug_payload.encode(sparkplug_payload.Payload((rebirth,), 1))
+        refused = {
+            (who, topic): peer.publish(topic, body)
+            for who, peer, topic in (
+                ("s1", station, "spBv1.0/plant/NCMD/s1"),
+                ("s1", station, "spBv1.0/STATE/scada"),
+                ("s2", other, "spBv1.0/plant/NDATA/s1"),
+                ("historian", historian, "spBv1.0/plant/NCMD/s1"),
+                ("historian", historian, "spBv1.0/plant/NBIRTH/s1"),
+                ("historian", historian, "spBv1.0/STATE/scada"),
+                ("scada", host, "spBv1.0/plant/NDATA/s1"),
+            )
+        }
+        assert refused == dict.fromkeys(refused, 0x87)
+        assert mirror.births == 1
+        for births, peer in enumerate((host, peers("mes")), 2):
+            assert peer.publish("spBv1.0/plant/NCMD/s1", body) == 0
+            assert wait_for(lambda: mirror.births == births)  # noqa: B023
+    assert set(historian.arrived()) == {f"spBv1.0/plant/{kind}/s1" for kind in ("NBIRTH", "NDEATH")}
+    assert other.arrived() == []
+
+
+def test_primary_host_that_is_no_party_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="primary_host scada"):
+        acl.Parties((MqttConfig(station="s1"),), ("historian",), (), {"s1": MIRROR})
 
 
 def test_access_file_of_a_site_with_flat_topics(tmp_path: Path) -> None:

@@ -11,17 +11,20 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from forge_station.errors import ConfigError
+from forge_station.mes.settings import NAMESPACE, SparkplugConfig
 from forge_station.mes.topics import MqttConfig, filled
 
 Generation = Literal["2.0", "2.1"]
 WRITTEN = ("evt", "sts", "rsp", "job")
 """First levels below `insp/v1` that the station writes; it reads `in`."""
+BORN = ("NBIRTH", "NDATA", "NDEATH")
+"""Sparkplug messages that the station writes; it reads NCMD and the STATE of its primary host."""
 PLUGIN = "/usr/lib/x86_64-linux-gnu/mosquitto_acl_file.so"
 DROP_IN = "conf.d"
 """Folder of files that the distribution's own mosquitto.conf includes. That one says where messages
@@ -38,6 +41,8 @@ class Parties:
     """May read all that stations say, and write their own receipts."""
     commanders: tuple[str, ...] = ()
     """May write commands as well; whether a station takes one, its keys decide."""
+    sparkplug: Mapping[str, SparkplugConfig] = field(default_factory=dict)
+    """The mirrors of those stations that have one, by station. A primary host is a consumer."""
 
     def __post_init__(self) -> None:
         names = [item.station for item in self.stations]
@@ -58,6 +63,15 @@ class Parties:
             )
         if not self.stations:
             raise ConfigError("no station", expected="one station file, or more")
+        for station, mirror in self.sparkplug.items():
+            host = mirror.primary_host
+            if host is not None and host not in (*self.consumers, *self.commanders):
+                raise ConfigError(
+                    "nobody could tell the station that its Sparkplug primary host is online",
+                    which=f"station {station}, sparkplug.primary_host {host}",
+                    expected="the host among the consumers",
+                    action=f"give the host a certificate with the CN {host} and name it there",
+                )
 
 
 def acl(parties: Parties) -> str:
@@ -74,6 +88,12 @@ def acl(parties: Parties) -> str:
         for flat in station.flat:
             topic = filled(flat.topic, station)
             lines.append(f"topic write {topic}" + ("/+" if flat.format == "values" else ""))
+        if station.station in parties.sparkplug:
+            mirror = parties.sparkplug[station.station]
+            lines += [f"topic write {_node(mirror, kind, station)}" for kind in BORN]
+            lines.append(f"topic read {_node(mirror, 'NCMD', station)}")
+            if mirror.primary_host is not None:
+                lines.append(f"topic read {NAMESPACE}/STATE/{mirror.primary_host}")
         lines.append("")
     for name in dict.fromkeys((*parties.consumers, *parties.commanders)):
         lines.append(f"user {name}")
@@ -87,8 +107,19 @@ def acl(parties: Parties) -> str:
                 lines.append(f"topic write {own}/in/receipt/{name}")
             if name in parties.commanders:
                 lines.append(f"topic write {own}/in/cmd/+")
+            if station.station in parties.sparkplug:
+                mirror = parties.sparkplug[station.station]
+                lines += [f"topic read {_node(mirror, kind, station)}" for kind in BORN]
+                if name in (mirror.primary_host, *parties.commanders):
+                    lines.append(f"topic write {_node(mirror, 'NCMD', station)}")
+        if name in {mirror.primary_host for mirror in parties.sparkplug.values()}:
+            lines.append(f"topic readwrite {NAMESPACE}/STATE/{name}")
         lines.append("")
     return "\n".join(lines)
+
+
+def _node(mirror: SparkplugConfig, kind: str, station: MqttConfig) -> str:
+    return f"{NAMESPACE}/{mirror.group}/{kind}/{mirror.node or station.station}"
 
 
 def configuration(
@@ -164,9 +195,16 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, stations: Sequence[MqttConfig]) -> int:
+def run(
+    args: argparse.Namespace, stations: Sequence[tuple[MqttConfig, SparkplugConfig | None]]
+) -> int:
     """The command `forge-station acl` for the stations of the files in `args.stations`."""
-    parties = Parties(tuple(stations), tuple(args.consumers), tuple(args.commanders))
+    parties = Parties(
+        tuple(station for station, _ in stations),
+        tuple(args.consumers),
+        tuple(args.commanders),
+        {station.station: mirror for station, mirror in stations if mirror is not None},
+    )
     folder = (args.out or Path("/etc/mosquitto/conf.d")).absolute()
     texts = {
         "mosquitto.conf": configuration(args.mosquitto, folder, port=args.port, plugin=args.plugin),

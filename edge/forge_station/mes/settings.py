@@ -16,6 +16,8 @@ from forge_station.contract.record import Limit
 from forge_station.mes.topics import Level, is_loopback
 
 Port = Annotated[int, Limit(1, 65535)]
+NAMESPACE = "spBv1.0"
+"""First level of every Sparkplug topic."""
 
 
 @dataclass(frozen=True)

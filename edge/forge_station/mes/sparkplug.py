@@ -25,9 +25,8 @@ from typing import Any, Protocol
 from forge_station.errors import InputError, LinkError
 from forge_station.mes import sparkplug_link, state_file
 from forge_station.mes.link import Down, Event, Inbound
-from forge_station.mes.settings import SparkplugConfig
+from forge_station.mes.settings import NAMESPACE, SparkplugConfig
 from forge_station.mes.sparkplug_node import (
-    NAMESPACE,
     REBIRTH,
     VERDICT_METRICS,
     Node,

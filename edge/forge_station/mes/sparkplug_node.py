@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from forge_station.mes.settings import NAMESPACE
 from forge_station.mes.sparkplug_payload import DataSet, DataType, Metric, Payload, encode
 
-NAMESPACE = "spBv1.0"
 REBIRTH = "Node Control/Rebirth"
 BDSEQ = "bdSeq"
 GRIDS = DataSet(("mark", "view", "rows"), (DataType.STRING,) * 3)
