@@ -1,8 +1,8 @@
 """What watches and mirrors a running station, put together: one object beside the loop.
 
-Health message and alarms always; metrics and probes, Sparkplug and OPC UA where the station file
-has their sections. None of it can stop an inspection or hold one up: `part` only hands over, and
-what fails in the background is logged.
+Health message, alarms and the board (what the operator's page reads) always; metrics and probes,
+Sparkplug and OPC UA where the station file has their sections. None of it can stop an inspection or
+hold one up: `part` only hands over, and what fails in the background is logged.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from forge_station import version
+from forge_station.board import Board
 from forge_station.capture.base import Trigger
 from forge_station.errors import ConfigError, StationError
 from forge_station.mes.alarms import Alarms
@@ -63,6 +64,8 @@ class Monitor:
         self._health = Health(mqtt, self._sources())
         self._watch = Watch(self.alarms, mqtt, cameras=alarms is None)
         self._listeners: list[Callable[[Mapping[str, Any]], None]] = [self._health.note]
+        self._board = Board(station.outbox.path, station.outbox.boot_id)
+        self._listeners.append(self._board.part)
         self._metrics: Metrics | None = None
         self._mirror: Mirror | None = None
         self._opcua: OpcUaServer | None = None
@@ -80,6 +83,7 @@ class Monitor:
             text = f"the damaged outbox is now {outbox.quarantined}; numbers begin anew"
             self.alarms.event("OUTBOX_RENEWED", text, params={"epoch": outbox.epoch})
         with ExitStack() as stack:
+            stack.enter_context(self._board)
             if config.monitor.port is not None:
                 self._open_endpoint(stack)
             if config.sparkplug is not None:
@@ -137,6 +141,7 @@ class Monitor:
                 if time.monotonic() >= due:
                     due = time.monotonic() + self._period_s
                     self._look()
+                self._board.status(self._shown())
             except (StationError, OSError, ValueError, KeyError, TypeError, RuntimeError):
                 log.exception("the monitor could not look at the station")
             self._stop.wait(min(STEP_S, self._period_s))
@@ -164,6 +169,43 @@ class Monitor:
                 }
             )
         self._vitals, self._looked_at = vitals, time.monotonic()
+
+    def _shown(self) -> dict[str, Any]:
+        """What the operator's page shows of the station itself."""
+        station, vitals, camera = self._station, self._vitals, self._camera()
+        manifest, permit = station.inspector.model.manifest, station.inspector.permit
+        found, watch = permit.certificate, station.drift
+        linked = None if station.config.broker == "none" else station.publisher.stats().connected
+        held = permit.objection is None and found is not None
+        return {
+            "state": station.state["state"],
+            "mode": station.state.get("mode"),
+            "text": str(station.state.get("text") or ""),
+            "stopped": station.stopped,
+            "product": station.selected,
+            "simulated": station.simulated,
+            "link": linked,
+            "camera": self.ready()["scanner"] is None,
+            "frames": None if camera is None else camera.up,
+            "outbox": None if vitals is None else vitals.counts.pending,
+            "full": vitals is not None and vitals.counts.full,
+            "bundle": {
+                "name": manifest.name,
+                "version": manifest.version,
+                "sha256": manifest.sha256,
+            },
+            "permit": permit.text,
+            "certificate": None
+            if not held or found is None
+            else {
+                "escape": found.escape,
+                "confidence": found.confidence,
+                "expires": found.expires,
+                "limit_pass": found.limit_pass,
+                "simulated": found.simulated,
+            },
+            "drift": None if watch is None else {"level": watch.level, "text": watch.text},
+        }
 
     def _follow_state(self) -> None:
         told = self._state()
