@@ -100,8 +100,8 @@ def write_bundle(
     card = _training_card(checkpoint_folder / TRAINING_CARD)
     points = {**card.get("thresholds", {}), **release.thresholds}
     record.read(Thresholds, points, "thresholds")  # no station opens a bundle with others
-    line_name, inspected = _check_line(release.line, codec)
-    _check_references(release.references, card, inspected)
+    line_name, inspected = check_line(release.line, codec)
+    check_references(release.references, card, inspected)
     _check_quantizer(release, bits)
     folder = partial_of(out)
     _begin(folder, _job(checkpoint, release))
@@ -150,7 +150,7 @@ def _finish(
     (folder / CARD).write_text(text, encoding="utf-8")
     own = (_JOB, MANIFEST_NAME)
     names = sorted(path.name for path in folder.iterdir() if path.name not in own)
-    manifest = describe(release, {name: _entry(folder / name) for name in names}, found)
+    manifest = describe(release, {name: entry_of(folder / name) for name in names}, found)
     (folder / MANIFEST_NAME).write_bytes(manifest.to_json())
     return manifest
 
@@ -173,7 +173,7 @@ def _job(checkpoint: Checkpoint, release: Release) -> str:
         "precision": release.precision,
         "target": release.target,
         "quantizer": release.quantizer,
-        "calibration": _entry(calibration).sha256 if calibration is not None else "",
+        "calibration": entry_of(calibration).sha256 if calibration is not None else "",
     }
     return json.dumps(named, indent=1)
 
@@ -308,7 +308,7 @@ def _training_card(path: Path) -> dict[str, Any]:
     return card
 
 
-def _check_line(path: Path | None, codec: TextCodec) -> tuple[str, frozenset[str]]:
+def check_line(path: Path | None, codec: TextCodec) -> tuple[str, frozenset[str]]:
     """Name of the line, and its parts whose surface is inspected; the model can name all parts."""
     if path is None:
         return "", frozenset()
@@ -323,7 +323,7 @@ def _check_line(path: Path | None, codec: TextCodec) -> tuple[str, frozenset[str
     return line.line, frozenset(inspected)
 
 
-def _check_references(
+def check_references(
     path: Path | None, card: Mapping[str, Any], inspected: frozenset[str]
 ) -> None:
     """A model that compares needs a reference of every part whose surface the line inspects."""
@@ -364,7 +364,7 @@ def _weights(checkpoint: Checkpoint, network: Network) -> tuple[int, int]:
     return vision, sum(counts.values()) - vision - (0 if network.text.tied else table)
 
 
-def _entry(path: Path) -> FileEntry:
+def entry_of(path: Path) -> FileEntry:
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -504,7 +504,7 @@ def main() -> int:
 def _name_of_full(checkpoint: Path, full: Release) -> str:
     """`full-` and a digest of all that it is made from."""
     files = [path for path in (full.line, full.references) if path is not None]
-    parts = [_job(Checkpoint(checkpoint), full), *(_entry(path).sha256 for path in files)]
+    parts = [_job(Checkpoint(checkpoint), full), *(entry_of(path).sha256 for path in files)]
     parts.append(json.dumps(dict(full.thresholds), sort_keys=True))
     return f"full-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}"
 

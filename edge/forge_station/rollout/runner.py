@@ -234,9 +234,10 @@ class Runner:
             text = "runs this bundle already"
             self._set(item, text, step="DONE", state="SUCCEEDED", detail=text)
             return
-        if self._clock() - item.sent < AGAIN_S:
-            return
-        item = self._set(item, sent=self._clock())
+        if not stick:
+            if self._clock() - item.sent < AGAIN_S:
+                return
+            item = self._set(item, sent=self._clock())
         answer = self._ways[item.name].deploy(
             item, self._url_of(item.name), self._plan.allow_downgrade
         )
