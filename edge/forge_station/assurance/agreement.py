@@ -162,7 +162,7 @@ def analyse(study: Study) -> Agreement:
         trials=study.trials,
         appraisers=tuple(_appraiser(study, name) for name in study.decisions),
         between=_count(parts, lambda part: len(set(everything[part])) == 1),
-        between_kappa=_fleiss(list(everything.values())) if raters > 1 else None,
+        between_kappa=fleiss(list(everything.values())) if raters > 1 else None,
         all_right=_count(parts, lambda part: set(everything[part]) == {study.reference[part]})
         if study.reference
         else None,
@@ -173,7 +173,7 @@ def analyse(study: Study) -> Agreement:
 def _appraiser(study: Study, name: str) -> Appraiser:
     own, parts, truth = study.decisions[name], study.parts, study.reference
     within = _count(parts, lambda part: len(set(own[part])) == 1)
-    repeat = _fleiss([own[part] for part in parts]) if study.trials > 1 else None
+    repeat = fleiss([own[part] for part in parts]) if study.trials > 1 else None
     if not truth:
         return Appraiser(name, within, repeat)
     bad = [part for part in parts if truth[part] == "FAIL"]
@@ -213,7 +213,7 @@ def _cohen(pairs: Sequence[tuple[Sequence[Decision], Sequence[Decision]]]) -> Ka
     return _kappa(tables, kappa)
 
 
-def _fleiss(rows: Sequence[Sequence[Decision]]) -> Kappa:
+def fleiss(rows: Sequence[Sequence[Decision]]) -> Kappa:
     """Fleiss' kappa of the decisions on each part, as many on every part."""
     counts = np.array([[row.count(item) for item in DECISIONS] for row in rows], float)
     raters = counts.sum(1)[0]

@@ -203,6 +203,10 @@ class Folder:
         """By its whole result id; None when there is no evidence of it."""
         return self._do(lambda index: index.one(result_id))
 
+    def reasons(self) -> list[str]:
+        """Codes that occur, in alphabetic order."""
+        return self._do(lambda index: index.reasons())
+
     def totals(self) -> Totals:
         return self._do(Index.totals)
 

@@ -242,6 +242,11 @@ class Index:
             order = "r.time desc, r.result_id desc"
         return self._rows(f"{' and '.join(where)} order by {order}{limit}", values, source)[::-1]
 
+    def reasons(self) -> list[str]:
+        """Codes that occur, in alphabetic order."""
+        found = self._db.execute("select distinct code from reason order by code")
+        return [code for (code,) in found.fetchall()]
+
     def totals(self) -> Totals:
         rows = self._db.execute("select outcome, parts, bytes from total").fetchall()
         counted = self._db.execute("select name, value from counter").fetchall()

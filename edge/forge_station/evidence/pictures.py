@@ -83,14 +83,14 @@ def _rendered(inspection: Inspection, layout: Layout) -> dict[str, ReadyViews]:
         marked = any(grid.cells for grid in inspection.verdict.grids if grid.mark == mark)
         if looked is not None and marked:
             side_mm, centre = looked.mm_per_px * layout.panel, looked.centre_mm
-            shown[mark] = _square_views(part, side_mm, centre)
+            shown[mark] = square_views(part, side_mm, centre)
         else:
             finest = _MARGIN * longest / VIEW_PX
             shown[mark] = _fitted_views(part, boxes[mark], finest)
     return shown
 
 
-def _square_views(
+def square_views(
     part: PartCloud, side_mm: float, centre: tuple[float, float, float]
 ) -> ReadyViews:
     """Views of exactly `side_mm` square, so that a grid over the whole image fits."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hmac
 import inspect
-import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +24,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forge_station.errors import StationError
-from forge_station.hmi import live
+from forge_station.hmi import history, live
 from forge_station.hmi.audit import AuditError
-from forge_station.hmi.context import COOKIE, Context, refusal
+from forge_station.hmi.context import COOKIE, Context, body_of, refusal
+from forge_station.hmi.review import routes as review
 from forge_station.hmi.sessions import LONGEST_S, LockedError, RefusedError, Session
 from forge_station.hmi.users import Role
 from forge_station.mes.topics import is_loopback
@@ -35,8 +35,6 @@ from forge_station.mes.topics import is_loopback
 STATIC = Path(__file__).with_name("static")
 LOCALES = Path(__file__).with_name("locale")
 TOKEN = "x-forge-token"
-MOST_BYTES = 64 << 10
-"""Of a request's body."""
 HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'; object-src 'none'",
@@ -58,13 +56,22 @@ class Screen:
     role: Role
 
 
-SCREENS: tuple[Screen, ...] = (Screen("live", "live.js", Role.VIEWER),)
+SCREENS: tuple[Screen, ...] = (
+    Screen("live", "live.js", Role.VIEWER),
+    Screen("review", "review.js", Role.OPERATOR),
+    Screen("history", "history.js", Role.OPERATOR),
+)
 """In the order of their buttons."""
 
 
 def routes_of(context: Context) -> list[Guarded]:
     """The table of all routes that answer with more than the page's own files."""
-    return [*session_routes(context), *live.routes(context)]
+    return [
+        *session_routes(context),
+        *live.routes(context),
+        *review.routes(context),
+        *history.routes(context),
+    ]
 
 
 def build(context: Context) -> Starlette:
@@ -80,6 +87,7 @@ def build(context: Context) -> Starlette:
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with context.feed.followed():
             yield
+        context.review.close()
 
     return Starlette(routes=found, middleware=[Middleware(Headers)], lifespan=lifespan)
 
@@ -111,22 +119,6 @@ def guarded(context: Context, route: Route, role: Role) -> Route:
             return refusal(409, "failed", str(error))
 
     return Route(route.path, call, methods=sorted(methods), name=route.name)
-
-
-async def body_of(request: Request) -> dict[str, object]:
-    """The JSON object of a POST; {} without one. Raises StationError for anything else."""
-    content = b""
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > MOST_BYTES:
-            raise StationError("request too large", expected=f"{MOST_BYTES} bytes at most")
-    try:
-        found = json.loads(content or b"{}")
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise StationError("request not understood", expected="a JSON object")
-    return found
 
 
 def session_routes(context: Context) -> list[Guarded]:
@@ -251,4 +243,4 @@ def table(context: Context) -> Sequence[tuple[str, str, Role]]:
     ]
 
 
-__all__ = ["SCREENS", "Screen", "body_of", "build", "guarded", "routes_of", "table"]
+__all__ = ["SCREENS", "Screen", "build", "guarded", "routes_of", "table"]

@@ -7,23 +7,28 @@ POST, and writes the audit before it acts: `context.note(request, "review.label"
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 
 from forge_station.config import StationConfig
+from forge_station.errors import StationError
 from forge_station.hmi.audit import Audit
 from forge_station.hmi.feed import Feed
+from forge_station.hmi.review.desk import Desk
 from forge_station.hmi.sessions import Session, Sessions
 from forge_station.hmi.settings import HmiConfig
 from forge_station.hmi.users import Role, User, Users
 
 COOKIE = "forge_hmi"
+MOST_BYTES = 64 << 10
+"""Of a request's body."""
 VIEWER = User("", Role.VIEWER)
 
 
@@ -37,6 +42,7 @@ class Context:
     sessions: Sessions
     audit: Audit
     feed: Feed
+    review: Desk
     clock: Callable[[], float] = field(default=time.monotonic)
 
     @classmethod
@@ -44,7 +50,8 @@ class Context:
         folder = folder_of(config)
         users = Users(folder / "users.json")
         audit = Audit(folder / "audit.jsonl")
-        return cls(config, folder, users, Sessions(users, clock), audit, Feed.of(config), clock)
+        sessions, desk = Sessions(users, clock), Desk(config, folder / "review")
+        return cls(config, folder, users, sessions, audit, Feed.of(config), desk, clock)
 
     @property
     def settings(self) -> HmiConfig:
@@ -94,4 +101,20 @@ def refusal(status: int, code: str, text: str = "", **more: Any) -> Response:
     return JSONResponse({"error": code, "text": text, **more}, status)
 
 
-__all__ = ["COOKIE", "VIEWER", "Context", "folder_of", "refusal"]
+async def body_of(request: Request) -> dict[str, object]:
+    """The JSON object of a POST; {} without one. Raises StationError for anything else."""
+    content = b""
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > MOST_BYTES:
+            raise StationError("request too large", expected=f"{MOST_BYTES} bytes at most")
+    try:
+        found = json.loads(content or b"{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise StationError("request not understood", expected="a JSON object")
+    return found
+
+
+__all__ = ["COOKIE", "VIEWER", "Context", "body_of", "folder_of", "refusal"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from forge_station.contract import record
 from forge_station.contract.error import ContractError, Fault
 from forge_station.contract.record import Limit
+from forge_station.hmi.review.settings import ReviewSettings
 from forge_station.mes.topics import is_loopback
 
 Language = Literal["en", "de", "zh"]
@@ -66,6 +67,8 @@ class HmiConfig:
     """When shifts begin, local time. Counters begin anew."""
     takt_s: Annotated[float, Limit(0.0, 86_400.0)] = 0.0
     """The line's takt, for comparison; 0: none is shown."""
+    review: ReviewSettings = field(default_factory=ReviewSettings)
+    """What people are asked to look at again (docs/REVIEW.md)."""
     commands: PageCommands | None = None
     """None: the page shows and commands nothing."""
 

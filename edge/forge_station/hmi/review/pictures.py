@@ -1,0 +1,70 @@
+"""Pictures of a part that say nothing of its verdict: drawn anew from its points.
+
+Every picture has the same size. The window follows from the points alone, and is the one of the
+surface check, so that the 16 x 16 cells of a picture are those of the model's grid.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import cv2
+
+from forge_station.contract.views import AXES, MARKS, VIEWS
+from forge_station.evidence.pictures import square_views
+from forge_station.geometry import sheet
+from forge_station.geometry.pose import PartCloud
+
+SIDE_PX = 480
+_MARGIN = 14 / 13
+"""The window over the longest side of the part, as in `geometry.sheet.surface_picture`."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One part. `views`: view -> PNG, SIDE_PX square, grey."""
+
+    mark: str
+    views: Mapping[str, bytes]
+    side_mm: float
+    """What a side of the pictures is long."""
+
+
+def drawn(parts: Sequence[PartCloud], *, together: bool = False) -> list[Shown]:
+    """Pictures of every part that has a mark. `together`: all at the scale of the largest."""
+    marked = list(zip(MARKS, parts, strict=False))
+    boxes = [sheet.robust_box(part.points) for _, part in marked]
+    sides = [max(1e-3, _MARGIN * max(box.extent(axis) for axis in range(3))) for box in boxes]
+    if together and sides:
+        sides = [max(sides)] * len(sides)
+    found = []
+    for (mark, part), box, side_mm in zip(marked, boxes, sides, strict=True):
+        ready = square_views(part, side_mm, box.centre)
+        views = {}
+        for view in VIEWS:
+            image = ready.views[view]
+            sized = cv2.resize(image, (SIDE_PX, SIDE_PX), interpolation=cv2.INTER_LINEAR)
+            views[view] = cv2.imencode(".png", sized)[1].tobytes()
+        found.append(Shown(mark, views, side_mm))
+    return found
+
+
+def origin(part: PartCloud, side_mm: float, view: str) -> tuple[float, float]:
+    """View coordinates (right, up) of the upper left corner of a picture, mm."""
+    centre = sheet.robust_box(part.points).centre
+    axes = AXES[view]
+    return centre[axes.right] - side_mm / 2, centre[axes.up] + side_mm / 2
+
+
+def digests(shown: Sequence[Shown]) -> dict[str, str]:
+    """`A.front` -> SHA-256 of the picture."""
+    return {
+        f"{part.mark}.{view}": hashlib.sha256(png).hexdigest()
+        for part in shown
+        for view, png in part.views.items()
+    }
+
+
+__all__ = ["SIDE_PX", "Shown", "digests", "drawn", "origin"]

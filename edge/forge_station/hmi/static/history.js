@@ -1,0 +1,3 @@
+import { html } from './ui.js';
+
+export default function Screen() { return html`<p></p>`; }
