@@ -132,19 +132,19 @@ def _keygen(args: argparse.Namespace) -> int:
 def _sign(args: argparse.Namespace) -> int:
     key = private_key.read(args.key)
     if args.bundle.is_dir():
-        found = add_signature(args.bundle, key)
+        found = _signed(args.bundle, key)
     else:
         with tempfile.TemporaryDirectory(dir=args.bundle.parent) as place:
             folder = Path(place) / "bundle"
             archive.take(args.bundle, folder, _ANYBODY)
-            found = add_signature(folder, key)
+            found = _signed(folder, key)
             archive.pack(folder, args.bundle)
     keys = ", ".join(item.key_id for item in found.signatures)
     print(f"{args.bundle}  signed by {keys}")
     return 0
 
 
-def add_signature(folder: Path, key: Ed25519PrivateKey) -> Seal:
+def _signed(folder: Path, key: Ed25519PrivateKey) -> Seal:
     """Add the key's signature to a whole bundle folder."""
     verify_folder(folder, _ANYBODY)
     content = (folder / MANIFEST_NAME).read_bytes()
