@@ -22,7 +22,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -33,11 +33,12 @@ from tqdm import tqdm
 
 from forge_station.capture.base import Cloud
 from forge_station.contract import tasks
-from forge_station.contract.catalogue import WORKPIECES, PartModel, by_id, of_workpiece
+from forge_station.contract.catalogue import CATALOGUE, WORKPIECES, PartModel, by_id, of_workpiece
 from forge_station.contract.spec import Product
 from forge_station.contract.views import MARKS, VIEWS
 from forge_station.geometry import pose, scene
 from forge_station.sim import defects, fasteners, layout, rest_pose, scanner, trays
+from forge_station.sim.finish import SMOOTH, Finish
 from forge_station.sim.mesh import Mesh, sample_surface
 from training.data.decoded import scan
 from training.data.surface_samples import random_scale
@@ -76,6 +77,12 @@ class Draw:
     """`lookalike`: the wrong part is one that is easily mixed up with the right one."""
     references: int = 0
     """How many scans of what is right come with a case."""
+    parts: tuple[str, ...] = ()
+    """Surfaces of these model numbers only."""
+    clean: float = CLEAN_SHARE
+    """Share of the surfaces without a defect."""
+    finish: Finish = SMOOTH
+    """Of the surfaces; another one than parts are trained with is a line that shifted."""
 
     @property
     def tag(self) -> str:
@@ -83,6 +90,9 @@ class Draw:
         words = [self.subset] if self.subset else []
         if self.workpieces:
             words.append(f"{zlib.crc32(','.join(sorted(self.workpieces)).encode()):08x}")
+        own = (sorted(self.parts), self.clean, astuple(self.finish))
+        if own != ([], CLEAN_SHARE, astuple(SMOOTH)):
+            words.append(f"{zlib.crc32(repr(own).encode()):08x}")
         return "".join(f"-{word}" for word in words)
 
 
@@ -117,7 +127,7 @@ def make_case(task: Task, seed: int, number: int, draw: Draw = PLAIN) -> Made:
     rng = np.random.default_rng([seed, TASKS.index(task), number])
     name = case_id(task, seed, number, draw)
     if task == "surface":
-        made = _surface_case(name, rng, draw.workpieces or SURFACE_WORKPIECES)
+        made = _surface_case(name, rng, draw)
     else:
         plan = plan_batch(rng, draw) if task == "workpiece" else plan_kit(rng, draw)
         made = _tray_case(name, task, plan, rng)
@@ -283,19 +293,23 @@ def _letters(found: Wrong) -> str | tuple[str, ...]:
     return found.answer[0] if len(found.answer) == 1 else found.answer
 
 
-def _surface_case(name: str, rng: np.random.Generator, kinds: Sequence[str]) -> Made:
+def _surface_case(name: str, rng: np.random.Generator, draw: Draw) -> Made:
     """One part, clean or with one defect that at least two cells of its views show."""
     kind = tasks.NORMAL
-    if rng.random() >= CLEAN_SHARE:
+    if rng.random() >= draw.clean:
         kind = tasks.DEFECT_CLASSES[int(rng.integers(len(tasks.DEFECT_CLASSES)))]
     for _ in range(_TRIES):
-        model = _any_part(rng, kinds)
+        model = _any_part(rng, draw.workpieces or SURFACE_WORKPIECES)
+        if draw.parts:
+            model = by_id(draw.parts[int(rng.integers(len(draw.parts)))])
         mesh = rest_pose.rest(fasteners.build(model, rng), rng)
         faces, made = np.zeros(len(mesh.faces), bool), None
         if kind != tasks.NORMAL:
             made = defects.apply_defect(mesh, kind, rng, random_scale(kind, rng))
             mesh, faces = rest_pose.settle(made.mesh), made.face_flag
-        cloud, defect = scan([mesh], scanner.rig(_scale([mesh], rng)), rng, faces)
+        cloud, defect = scan(
+            [mesh], scanner.rig(_scale([mesh], rng)), rng, faces, finish=draw.finish
+        )
         parts = scene.separate(cloud).parts
         if not parts:
             continue
@@ -479,6 +493,18 @@ def main() -> None:
     chosen.add_argument("--without", metavar="A,B", help="all but these")
     parser.add_argument("--subset", choices=(LOOKALIKE,), default="", help="hard cases only")
     parser.add_argument("--references", type=int, default=0, help="scans of what is right a case")
+    own = parser.add_argument_group("surfaces of one line")
+    own.add_argument("--parts", default="", metavar="A,B", help="only these model numbers")
+    own.add_argument(
+        "--clean-share", type=float, default=CLEAN_SHARE, help="without a defect (%(default)s)"
+    )
+    own.add_argument(
+        "--roughness", type=float, default=0.0, metavar="PX",
+        help="root mean square of the finish, in camera pixels (default 0: smooth)",
+    )  # fmt: skip
+    own.add_argument(
+        "--grain", type=float, default=SMOOTH.grain, metavar="PX", help="its wave length"
+    )
     args = parser.parse_args()
     wanted = TASKS if args.task == "all" else (args.task,)
     if args.subset:
@@ -486,7 +512,12 @@ def main() -> None:
         if not wanted:
             parser.error("--subset lookalike is about trays: expected --task workpiece or assembly")
     kinds = _chosen(parser, args.workpieces, args.without)
-    draw = Draw(kinds, args.subset, args.references)
+    parts = tuple(name.strip() for name in args.parts.split(",") if name.strip())
+    unknown = [name for name in parts if name not in {model.id for model in CATALOGUE}]
+    if unknown:
+        parser.error(f"--parts: unknown model numbers {', '.join(unknown)}")
+    finish = Finish(args.roughness, args.grain)
+    draw = Draw(kinds, args.subset, args.references, parts, args.clean_share, finish)
     made = write_cases(args.out, wanted, args.count, args.seed, args.jobs, draw)
     print(json.dumps({"cases": str(args.out), "made": made, "asked": args.count * len(wanted)}))
 

@@ -7,6 +7,7 @@ Used for evaluation (`training.cases`) and for training pools (`training.synth -
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from forge_station.contract.catalogue import PartModel
 from forge_station.geometry import scene, sheet
 from forge_station.geometry.pose import PartCloud
 from forge_station.sim import rest_pose, scanner
+from forge_station.sim.finish import SMOOTH, Finish, rough
 from forge_station.sim.mesh import Mesh
 from training.data.sheet_samples import ScenePlan, on_tray, poses_for, sheet_of
 from training.data.surface_samples import SurfaceSample, damaged, random_scale, surface_sample
@@ -34,12 +36,14 @@ def scan(
     light: Light = SIMULATED,
     *,
     stained: bool = False,
+    finish: Finish = SMOOTH,
 ) -> tuple[Cloud, NDArray[np.bool_]]:
     """Simulate, decode and fuse all poses. Also which points lie on faces of mesh 0 in `flagged`.
 
     A point belongs to the face that its camera pixel truly sees. `stained`: those faces are
-    `scanner.STAIN`.
+    `scanner.STAIN`. `finish`: of all meshes; the tray stays smooth.
     """
+    surface_seed = int(rng.integers(2**31)) if finish.height > 0 else 0
     shown, surfaces = list(meshes), [light.surface] * len(meshes)
     if stained and flagged is not None:
         first = meshes[0]
@@ -58,11 +62,20 @@ def scan(
             sensor=light.sensor,
         )
         decoded = structured_light.decode(stack, calibration)
-        scans.append(decoded)
         valid = np.isfinite(decoded.points[..., 2])
         hit = np.zeros(int(valid.sum()), bool)
-        if flagged is not None and flagged.any():
+        if finish.height > 0 or (flagged is not None and flagged.any()):
             _, mesh, face = scanner.true_depth(meshes, calibration)
+        if finish.height > 0:
+            pixel = calibration.camera_pixel_mm or 0.0
+            decoded = replace(decoded, points=decoded.points.copy())
+            for number, one in enumerate(meshes):
+                on = valid & (mesh == number)
+                normals = one.face_normals()[face[on]]
+                seed = surface_seed + number
+                decoded.points[on] = rough(decoded.points[on], normals, finish, pixel, seed)
+        scans.append(decoded)
+        if flagged is not None and flagged.any():
             on_part = mesh[valid] == 0
             hit[on_part] = flagged[face[valid][on_part]]
         hits.append(hit)
