@@ -56,6 +56,15 @@ def nano_parser() -> argparse.ArgumentParser:
     parser.add_argument("--surface", type=float, default=0.55, help="share of surface steps")
     parser.add_argument("--auxiliary", type=float, default=0.5, help="weight of the dense heads")
     parser.add_argument("--decay", type=float, default=0.3, help="share of time of the decay")
+    parser.add_argument(
+        "--rate", type=float, default=1.0, help="share of the learning rates; less to go on gently"
+    )
+    parser.add_argument(
+        "--labelled",
+        type=float,
+        default=0.0,
+        help="share of each surface batch that people labelled (training.line), if there are any",
+    )
     parser.add_argument("--every", type=float, default=5, help="minutes between validations")
     parser.add_argument("--validate", type=int, default=300, help="validation samples a pool")
     parser.add_argument("--compile", action="store_true", help="fuse layers (needs a compiler)")

@@ -189,7 +189,7 @@ def train_step(
             loss, right = trainer.branch_loss(drawn.packed, embeds)
             if settings.vision:
                 loss = loss + trainer.auxiliary * trainer.heads.surface_loss(
-                    embeds, drawn.grid, drawn.defect
+                    embeds, drawn.grid, drawn.defect, drawn.marked
                 )
             figures = {"tokens_right": float(right.float().mean())}
         else:

@@ -243,7 +243,7 @@ def pack_surface(
     part: str,
     size: tuple[float, float, float],
     defect: str,
-    grid: np.ndarray,
+    grid: np.ndarray | None,
     score: int | None,
     image: tuple[int, int],
     rng: np.random.Generator,
@@ -251,6 +251,8 @@ def pack_surface(
     most_rows: int = 12,
 ) -> Packed:
     """Class, score and grid; `grid` [3, 16, 16] bool; no score of a closer look (None).
+
+    A grid of None is not known: nobody drew the cells, and only class and score are learned.
 
     rows: at most `most_rows` filled and as many empty rows are drawn, a branch each; their weights
     stand for the rest. text: the filled rows as one text, as the read-out `text` writes them.
@@ -262,7 +264,7 @@ def pack_surface(
     packed.add_branch(tasks.CLASS_KEY, defect, start, weight=2.0)
     if request != "grid" and score is not None:
         packed.add_branch(tasks.SCORE_KEY, f"{score}/10", start, weight=0.5)
-    if request != "score":
+    if request != "score" and grid is not None:
         views = {view: i for i, view in enumerate(("front", "side", "top"))}
         filled = [(v, r) for v, r in tasks.ROW_KEYS if grid[views[v], r].any()]
         if form == "text":

@@ -166,12 +166,14 @@ class SheetPool:
 
 @dataclass(frozen=True)
 class SurfaceBatch:
-    """images uint8 [B, H, W, 3]; grid bool [B, 3, 16, 16]; defect int64 [B] (0 = normal)."""
+    """images uint8 [B, H, W, 3]; grid bool [B, 3, 16, 16]; defect int64 [B] (0 = normal); marked
+    bool [B]: whether the grid is known."""
 
     images: torch.Tensor
     packed: pack.Batch
     grid: torch.Tensor
     defect: torch.Tensor
+    marked: torch.Tensor
 
 
 STORED_CHANNELS = (*CHANNELS, DIFFERENCE, WHITE)
@@ -191,6 +193,8 @@ class SurfacePool:
     channels: tuple[str, str, str] = SURFACE_CHANNELS
     no_reference: float = 0.0
     form: pack.GridForm = "rows"
+    labelled: float = 0.0
+    """Share of what `draw` gives that people labelled, where the pool has such pictures."""
 
     @classmethod
     def open(
@@ -200,10 +204,11 @@ class SurfacePool:
         channels: tuple[str, str, str] | None = None,
         no_reference: float = 0.0,
         form: pack.GridForm = "rows",
+        labelled: float = 0.0,
     ) -> SurfacePool:
         """`channels` None: with the difference where the pool has it, else without.
 
-        `form`: how `batch` has the grid written.
+        `form`: how `batch` has the grid written. `labelled`: see the field.
         """
         opened = _open(data, name)
         stored = STORED_CHANNELS[: min(images.shape[-1] for images in opened.images)]
@@ -215,7 +220,7 @@ class SurfacePool:
                 f"pool {data / name}: its pictures have {', '.join(stored)}, not "
                 f"{', '.join(lacking)}; write it again with `python -m training.synth {name}`"
             )
-        return cls(opened, channels, no_reference, form)
+        return cls(opened, channels, no_reference, form, labelled)
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -225,8 +230,25 @@ class SurfacePool:
         """How many of the pictures are closer looks."""
         return int(self.shards.meta["closer"].sum()) if "closer" in self.shards.meta else 0
 
+    @property
+    def labelled_pictures(self) -> int:
+        """How many of the pictures people labelled."""
+        return int(self.shards.meta["labelled"].sum()) if "labelled" in self.shards.meta else 0
+
     def _closer(self, index: int) -> bool:
         return "closer" in self.shards.meta and bool(self.shards.meta["closer"][index])
+
+    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Samples for one batch, int [count]; `labelled` of them, on average, people's."""
+        index = rng.integers(0, len(self), count)
+        own = np.flatnonzero(self.shards.meta.get("labelled", np.zeros(0, bool)))
+        if self.labelled > 0 and len(own):
+            index = np.where(rng.random(count) < self.labelled, rng.choice(own, count), index)
+        return index
+
+    def _unmarked(self, index: int) -> bool:
+        """Nobody drew its cells: only the class is known."""
+        return "unmarked" in self.shards.meta and bool(self.shards.meta["unmarked"][index])
 
     def pictures(self, index: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Pictures uint8 [B, H, W, 3] in the pool's channels."""
@@ -251,8 +273,8 @@ class SurfacePool:
                     pack.PART_IDS[int(meta["part"][i])],
                     _size(size),
                     tasks.SURFACE_CLASSES[int(meta["defect"][i])],
-                    meta["grid"][i],
-                    None if self._closer(i) else int(meta["score"][i]),
+                    None if self._unmarked(i) else meta["grid"][i],
+                    None if self._closer(i) or self._unmarked(i) else int(meta["score"][i]),
                     NANO_LAYOUT.surface_size,
                     rng,
                     self.form,
@@ -263,6 +285,7 @@ class SurfacePool:
             pack.collate(packed),
             torch.from_numpy(meta["grid"][index]),
             torch.from_numpy(meta["defect"][index].astype(np.int64)),
+            torch.tensor([not self._unmarked(i) for i in index.tolist()]),
         )
 
 

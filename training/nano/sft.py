@@ -72,17 +72,24 @@ class AuxiliaryHeads(nn.Module):
         return loss + F.cross_entropy(self.workpiece(pooled[filled]), pieces[filled])
 
     def surface_loss(
-        self, embeds: torch.Tensor, grid: torch.Tensor, defect: torch.Tensor
+        self,
+        embeds: torch.Tensor,
+        grid: torch.Tensor,
+        defect: torch.Tensor,
+        marked: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """embeds [B, T, W] in raster order of 3 panels; grid bool [B, 3, 16, 16]; defect [B]."""
+        """embeds [B, T, W] in raster order of 3 panels; grid bool [B, 3, 16, 16]; defect [B];
+        marked bool [B]: whose grid is known (None: all), the others have no say."""
         batch = embeds.shape[0]
         side = NANO_LAYOUT.panel // 28
         out = self.cells(embeds.float()).view(batch, side, len(VIEWS), side, 2, 2, -1)
         out = out.permute(0, 2, 1, 4, 3, 5, 6).reshape(batch, 3, 16, 16, -1)
         target = torch.where(grid, defect[:, None, None, None].expand(grid.shape), 0)
         weight = torch.where(grid, 8.0, 1.0)
+        if marked is not None:
+            weight = weight * marked[:, None, None, None]
         loss = F.cross_entropy(out.flatten(0, -2), target.flatten(), reduction="none")
-        return (loss * weight.flatten()).sum() / weight.sum()
+        return (loss * weight.flatten()).sum() / weight.sum().clamp(min=1.0)
 
 
 @dataclass
@@ -159,9 +166,9 @@ class Trainer(PackedTrainer):
     def step_loss(
         self, kind: str, pool: SheetPool | SurfacePool, size: int
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        index = self.generator.integers(0, len(pool), size)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             if isinstance(pool, SheetPool):
+                index = self.generator.integers(0, len(pool), size)
                 drawn = pool.batch(index, self.generator)
                 embeds = self.forward.vision(drawn.images)
                 loss, right = self.branch_loss(drawn.packed, embeds)
@@ -176,10 +183,12 @@ class Trainer(PackedTrainer):
                 total = loss + self.auxiliary * extra + 0.5 * text_loss
                 shown = {"sheet": loss, "letters": extra, "rule": text_loss}
             else:
-                surface = pool.batch(index, self.generator)
+                surface = pool.batch(pool.draw(size, self.generator), self.generator)
                 embeds = self.forward.vision(surface.images)
                 loss, right = self.branch_loss(surface.packed, embeds)
-                extra = self.heads.surface_loss(embeds, surface.grid, surface.defect)
+                extra = self.heads.surface_loss(
+                    embeds, surface.grid, surface.defect, surface.marked
+                )
                 total = loss + self.auxiliary * extra
                 shown = {"surface": loss, "cells": extra}
         figures = {name: float(value.detach()) for name, value in shown.items()}
@@ -329,7 +338,7 @@ def train(args: argparse.Namespace) -> None:
     recent: dict[str, list[float]] = {}
     sheets = SheetPool.open(args.data, "sheet", args.without)
     shown = tuple(args.surface_channels)
-    surfaces = SurfacePool.open(args.data, "surface", shown, NO_REFERENCE, args.grid)
+    surfaces = _surfaces(args)
     held = (
         SheetPool.open(args.data, "sheet-val"),
         SurfacePool.open(args.data, "surface-val", shown),
@@ -339,7 +348,7 @@ def train(args: argparse.Namespace) -> None:
     share = _share(args, used, step)
     while share < 1:
         begun = time.perf_counter()
-        rate = rate_of(step, share, args.decay)
+        rate = args.rate * rate_of(step, share, args.decay)
         figures = train_step(
             trainer, sheets, surfaces, batch=args.batch, surface_share=args.surface, rate=rate
         )
@@ -353,7 +362,7 @@ def train(args: argparse.Namespace) -> None:
         bar.set_postfix(step=step, refresh=False)
         if step % 200 == 0:  # the pools may still grow
             sheets = SheetPool.open(args.data, "sheet", args.without)
-            surfaces = SurfacePool.open(args.data, "surface", shown, NO_REFERENCE, args.grid)
+            surfaces = _surfaces(args)
         if used - validated >= args.every * 60 or share >= 1:
             validated = used
             row: dict[str, float] = {"step": step, "seconds": round(used), "rate": round(rate, 3)}
@@ -375,6 +384,7 @@ def train(args: argparse.Namespace) -> None:
         "train_sheets": len(sheets),
         "train_surfaces": len(surfaces),
         "closer_looks": surfaces.closer_looks,
+        "labelled": surfaces.labelled_pictures,
         "surface_channels": list(shown),
         "surface_promised_for": ", ".join(PROMISED_SURFACE),
         "defect_sizes": DEFECT_SIZES,
@@ -383,6 +393,11 @@ def train(args: argparse.Namespace) -> None:
     }
     nano.save_checkpoint(trainer.model, args.out, card)
     print(json.dumps(card))
+
+
+def _surfaces(args: argparse.Namespace) -> SurfacePool:
+    shown = tuple(args.surface_channels)
+    return SurfacePool.open(args.data, "surface", shown, NO_REFERENCE, args.grid, args.labelled)
 
 
 def _share(args: argparse.Namespace, used_s: float, step: int) -> float:
