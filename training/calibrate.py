@@ -6,13 +6,16 @@
     python -m training.calibrate sign    --certificate out/calibration/certificate.json \\
         --bundle B --key .work/keys/line.pem
     python -m training.calibrate pod     --rows rows.jsonl
+    python -m training.calibrate suggest --bundle B --evidence FOLDER --labels labels.jsonl
 
 `certify` (the word may be left out) divides the rows of `training.evaluate` by part: a fifth fits a
 temperature a check, the rest carries the claim "escape <= E with confidence C". It refuses what the
 parts cannot carry and says how many would. Written to --out: certificate.json (not signed yet),
 report.json and three pictures; with --key it is signed into the bundle. `sign` puts it into a
 bundle that was exported again with the same model files. A station that trusts the public key then
-says PASS where it only advised. training/CALIBRATION.md explains all of it.
+says PASS where it only advised. `suggest` finds limits of the surface check on labelled parts and
+predicts overkill, escape and UNSURE on others of them; it claims nothing. training/CALIBRATION.md
+explains all of it.
 
 The last line is one JSON object of what was done.
 """
@@ -33,6 +36,7 @@ from forge_station.contract.certificate import CHANGES
 from forge_station.errors import StationError
 from forge_station.vlm.bundle_files import verify_folder
 from training.calibration import keys, parts
+from training.calibration.error import CalibrationError
 from training.calibration.keys import write_whole
 from training.evaluation import promised
 from training.evaluation.promised import Promised
@@ -71,7 +75,7 @@ def run_certify(args: argparse.Namespace) -> dict[str, Any]:
     fit_rows = None if args.fit is None else read_rows(args.fit, _UNUSED)
     now = datetime.now(timezone.utc)
     done = certify(read_rows(args.rows, _UNUSED), manifest, settings, now, fit_rows)
-    written = _write(done, args.out)
+    written = write_certified(done, args.out)
     print(table(done))
     if key is not None:
         written.append(keys.put(keys.signed(done.certificate, key), args.bundle))
@@ -86,7 +90,8 @@ def run_certify(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _write(done: Certified, out: Path) -> list[Path]:
+def write_certified(done: Certified, out: Path) -> list[Path]:
+    """Certificate (not signed), report and pictures, into a folder; the files."""
     from training.calibration import plots
 
     report = {
@@ -177,6 +182,43 @@ def run_pod(args: argparse.Namespace) -> dict[str, Any]:
     return {**report, "files": [f"{stem}.json", f"{stem}.png"]}
 
 
+def run_suggest(args: argparse.Namespace) -> dict[str, Any]:
+    """Table, JSON and picture of suggested limits, and a file for `export.bundle --thresholds`."""
+    from forge_station.checks import Thresholds
+    from training.calibration import stored, suggest
+    from training.loop import labelled
+
+    limits = Thresholds.read(verify_folder(args.bundle).manifest.thresholds)
+    if args.rows is not None:
+        rows, left_out = read_rows(args.rows, _UNUSED), {}
+    elif args.evidence is not None and args.labels:
+        found = labelled.read(args.evidence, args.labels)
+        with stored.judge(args.bundle) as inspector:
+            judged = stored.rows_of(found.told, inspector)
+        rows, left_out = list(judged.rows), {**found.left_out, **judged.left_out}
+    else:
+        raise CalibrationError(
+            "parts to choose with are missing", expected="--rows, or --evidence and --labels"
+        )
+    done = suggest.suggest(rows, limits, escape=args.escape, overkill=args.overkill)
+    print(suggest.table(done))
+    report = {
+        "thresholds": done.thresholds,
+        "now": suggest.facts(done.now),
+        "chosen_on": suggest.facts(done.chosen_on),
+        "predicted": suggest.facts(done.predicted),
+        "curve": [suggest.facts(one) for one in done.curve],
+        "left_out": {**left_out, **done.left_out},
+        "certificate": "none: limits that were suggested prove nothing, see certify",
+    }
+    stems = {"suggest.json": report, "thresholds.json": done.thresholds}
+    for name, content in stems.items():
+        write_whole(args.out / name, (json.dumps(content, indent=1) + "\n").encode())
+    write_whole(args.out / "suggest.png", suggest.picture(done))
+    written = [str(args.out / name) for name in (*stems, "suggest.png")]
+    return {**{k: v for k, v in report.items() if k != "curve"}, "files": written}
+
+
 def build_parser() -> argparse.ArgumentParser:
     """All commands with their help."""
     parser = argparse.ArgumentParser(
@@ -206,6 +248,21 @@ def build_parser() -> argparse.ArgumentParser:
     )
     curve.add_argument("--out", type=Path, default=_OUT, help=f"folder (default {_OUT})")
     curve.set_defaults(run=run_pod)
+    offer = commands.add_parser("suggest", help="limits of the surface check, and what they cost")
+    offer.add_argument("--bundle", type=Path, required=True, help="whose limits are in question")
+    offer.add_argument("--rows", type=Path, help="rows of training.evaluate --out")
+    offer.add_argument("--evidence", type=Path, help="or: evidence folder of a station")
+    offer.add_argument(
+        "--labels", type=Path, nargs="+", help="with --evidence: labels (JSON lines)"
+    )
+    offer.add_argument(
+        "--escape", type=_share, default=0.05, help="of the defective parts that pass, default 0.05"
+    )
+    offer.add_argument(
+        "--overkill", type=_share, default=0.02, help="of the good parts that FAIL, default 0.02"
+    )
+    offer.add_argument("--out", type=Path, default=_OUT, help=f"folder (default {_OUT})")
+    offer.set_defaults(run=run_suggest)
     return parser
 
 

@@ -54,6 +54,32 @@ def tradeoff(done: Certified) -> bytes:
     return _png(figure)
 
 
+def limits_curve(
+    limits_: Sequence[float],
+    curves: Mapping[str, Sequence[tuple[float, float, float]]],
+    suggested: Mapping[str, float],
+    now: Mapping[str, float],
+) -> bytes:
+    """Shares over a limit, each (share, low, high) of 95 %, limits now and suggested."""
+    figure, axes = _figure("What a limit of the surface check costs")
+    for (name, points), colour in zip(curves.items(), (GOOD, BAD), strict=True):
+        share, low, high = (100 * np.array(column) for column in zip(*points, strict=True))
+        axes.plot(limits_, share, color=colour, lw=2, label=name)
+        axes.fill_between(limits_, low, high, color=colour, alpha=0.15, lw=0)
+    for lines, style, colour in ((suggested, "-", LIMIT), (now, ":", GREY)):
+        for number, (name, value) in enumerate(lines.items()):
+            axes.axvline(value, color=colour, ls=style, lw=1)
+            axes.text(
+                value, 99 - 6 * number, f" {name} {value:.3f}", color=colour, fontsize=8, va="top"
+            )
+    axes.set_xlabel("limit of the defect probability")
+    axes.set_ylabel("% of these parts")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 100)
+    axes.legend(loc="center right", frameon=False, fontsize=8)
+    return _png(figure)
+
+
 def scores(done: Certified) -> bytes:
     """Histogram of part scores by truth, a panel a check, with both limits."""
     checks = sorted({part.check for part in done.found.parts})
