@@ -219,10 +219,7 @@ def broker(config: StationConfig) -> Iterator[Line]:
         reconnect_on_failure=False,
     )
     client.connect_timeout = link.CONNECT_TIMEOUT_S
-    if mine.username is not None:
-        client.username_pw_set(mine.username, link.password_of(mine))
-    if mine.tls:
-        client.tls_set_context(link.tls_context(mine))
+    link.equip(client, mine)
     answered, refusal = threading.Event(), [""]
 
     def on_connect(*arguments: object) -> None:

@@ -28,7 +28,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from forge_station import private_key
 from forge_station.errors import ConfigError, LinkError
 from forge_station.mes import command, party, schema
-from forge_station.mes.link import password_of, tls_context
+from forge_station.mes.link import equip
 from forge_station.mes.stamp import uuid7
 from forge_station.mes.topics import MqttConfig, topic_of
 from forge_station.signing import PublicKey
@@ -192,10 +192,7 @@ class Commander:
             f"command-{secrets.token_hex(4)}",
             protocol=mqtt.MQTTv5 if v5 else mqtt.MQTTv311,
         )
-        if config.username is not None:
-            client.username_pw_set(config.username, password_of(config))
-        if config.tls:
-            client.tls_set_context(tls_context(config))
+        equip(client, config)
         conn = topic_of(config, "conn")
 
         def on_connect(_: Any, __: Any, ___: Any, reason: ReasonCode, ____: Any) -> None:

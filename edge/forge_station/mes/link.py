@@ -332,11 +332,7 @@ def _client(config: MqttConfig, will: Outgoing) -> mqtt.Client:
     )
     client.max_inflight_messages_set(WINDOW)
     client.connect_timeout = CONNECT_TIMEOUT_S
-    client.on_socket_open = send_at_once
-    if config.username is not None:
-        client.username_pw_set(config.username, password_of(config))
-    if config.tls:
-        client.tls_set_context(tls_context(config))
+    equip(client, config)
     properties = None
     if config.version == "5":
         properties = _properties(PacketTypes.WILLMESSAGE)
@@ -347,7 +343,19 @@ def _client(config: MqttConfig, will: Outgoing) -> mqtt.Client:
     return client
 
 
-def send_at_once(_: mqtt.Client, __: Any, connection: Any) -> None:
+def equip(client: mqtt.Client, config: MqttConfig) -> None:
+    """What every client of ours gets before it connects: the account, TLS, no waiting to send.
+
+    Raises LinkError for files that cannot be read.
+    """
+    client.on_socket_open = _send_at_once
+    if config.username is not None:
+        client.username_pw_set(config.username, password_of(config))
+    if config.tls:
+        client.tls_set_context(tls_context(config))
+
+
+def _send_at_once(_: mqtt.Client, __: Any, connection: Any) -> None:
     """For `on_socket_open`: a short message does not wait for what was sent before it.
 
     With Nagle's algorithm the last of three messages waited 40 ms for the broker's delayed ACK.

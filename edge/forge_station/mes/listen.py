@@ -25,7 +25,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from forge_station.contract.error import ContractError
 from forge_station.errors import LinkError
 from forge_station.mes import schema
-from forge_station.mes.link import SESSION_EXPIRY_S, password_of, send_at_once, tls_context
+from forge_station.mes.link import SESSION_EXPIRY_S, equip
 from forge_station.mes.topics import (
     MqttConfig,
     events_filter,
@@ -193,11 +193,7 @@ class Listener:
             protocol=mqtt.MQTTv5 if v5 else mqtt.MQTTv311,
         )
         client.reconnect_delay_set(1, 1)
-        client.on_socket_open = send_at_once
-        if self._config.username is not None:
-            client.username_pw_set(self._config.username, password_of(self._config))
-        if self._config.tls:
-            client.tls_set_context(tls_context(self._config))
+        equip(client, self._config)
 
         def on_connect(
             _: mqtt.Client, __: Any, ___: Any, reason: ReasonCode, ____: Properties | None

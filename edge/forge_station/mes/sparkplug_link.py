@@ -21,8 +21,7 @@ from forge_station.mes.link import (
     Event,
     Inbound,
     end,
-    password_of,
-    tls_context,
+    equip,
 )
 from forge_station.mes.topics import MqttConfig
 
@@ -88,10 +87,7 @@ def connect(
         reconnect_on_failure=False,
     )
     client.connect_timeout = CONNECT_TIMEOUT_S
-    if config.username is not None:
-        client.username_pw_set(config.username, password_of(config))
-    if config.tls:
-        client.tls_set_context(tls_context(config))
+    equip(client, config)
     client.will_set(will_topic, will_body, 1, retain=False)
     answers: list[str | None] = []
     answered, granted = threading.Event(), threading.Event()
