@@ -29,6 +29,7 @@ from forge_station.mes.command_store import CommandStore
 from forge_station.mes.commands import CommandServer
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher, Timing
+from forge_station.mes.settings import SparkplugConfig
 from forge_station.mes.topics import MqttConfig
 from tests.mes import signing_rig
 from tests.mes.rig import MOSQUITTO, Mosquitto
@@ -194,14 +195,19 @@ def test_access_rules_are_written_beside_the_configuration(
         consumers=["historian"], commanders=["mes"], mosquitto="2.0", port=8883,
         plugin=acl.PLUGIN, out=tmp_path / "conf",
     )  # fmt: skip
-    assert acl.run(args, [MqttConfig(station="s1")]) == 0
+    stations = [
+        (MqttConfig(station="s1"), None),
+        (MqttConfig(station="s2"), SparkplugConfig("plant", node="n2")),
+    ]
+    assert acl.run(args, stations) == 0
     assert f"acl_file {tmp_path}/conf/acl" in (tmp_path / "conf/mosquitto.conf").read_text()
     text = (tmp_path / "conf/acl").read_text()
     assert "user historian" in text and "user mes" in text
+    assert text.count("topic write spBv1.0/plant/NBIRTH/n2") == 1
     assert len(capsys.readouterr().out.splitlines()) == 2
     args.out = None
-    assert acl.run(args, [MqttConfig(station="s1")]) == 0
+    assert acl.run(args, stations) == 0
     assert "# ---- acl" in capsys.readouterr().out
     args.out = tmp_path / "conf" / "acl"  # a file
     with pytest.raises(ConfigError, match="cannot be written"):
-        acl.run(args, [MqttConfig(station="s1")])
+        acl.run(args, stations)
