@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from forge_station.contract.error import ContractError
+from forge_station.mes import delivery
 from forge_station.mes.link import Acknowledged, Down, Outgoing
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher, Timing
@@ -30,6 +31,11 @@ QUICK = Timing(
 def outbox(tmp_path: Path) -> Iterator[Outbox]:
     with Outbox(tmp_path / "outbox.db", ballast_bytes=0) as opened:
         yield opened
+
+
+@pytest.fixture(autouse=True)
+def _short_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "GOODBYE_S", 0.05)  # many of these brokers never answer
 
 
 def put(outbox: Outbox, count: int, stream: str = "verdict") -> list[int]:

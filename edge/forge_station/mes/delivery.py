@@ -32,6 +32,9 @@ STALL_KEEPALIVES = 1.8
 """Nothing confirmed for so many keepalives: the connection is dead, whatever TCP says. Less than 2,
 within which an idle one is noticed, so that 2 is the limit for both."""
 
+GOODBYE_S = 1.0
+"""So long a publisher that ends waits for what is still on its way."""
+
 Connect = Callable[[MqttConfig, Outgoing, Emit], Connection]
 Handler = Callable[[Inbound], None]
 

@@ -378,10 +378,10 @@ class Publisher:
                 return Down(None, f"nothing was confirmed for {self._stall_s:g} s")
         return None
 
-    def _wait(self) -> list[Event]:
+    def _wait(self, longest_s: float = 1.0) -> list[Event]:
         """The events of this connection; waits until something happened or is due."""
         now = time.monotonic()
-        due_s = [1.0, self._backlog.wait_s(now) or 1.0]
+        due_s = [longest_s, self._backlog.wait_s(now) or longest_s]
         if not self._takeover.may_speak(now):
             due_s.append(CHECK_S)
         if self._in_flight:
@@ -580,15 +580,15 @@ class Publisher:
         return publication.status_message(self._config, "conn", fields)
 
     def _say_offline(self, link: Connection) -> None:
-        """The last word, and the answers to what is still on its way, one second at most."""
-        deadline = time.monotonic() + 1.0
+        """The last word, and the answers to what is still on its way, if they come soon."""
+        deadline = time.monotonic() + delivery.GOODBYE_S
         try:
             self._publish(link, self._conn("OFFLINE"), _Sent(None, "conn", time.monotonic()))
         except LinkError as error:
             log.warning("mqtt: OFFLINE could not be said: %s", error)
             return
-        while self._in_flight and time.monotonic() < deadline:
-            for event in self._wait():
+        while self._in_flight and (left_s := deadline - time.monotonic()) > 0:
+            for event in self._wait(left_s):
                 if isinstance(event, Down):
                     return
                 if isinstance(event, Acknowledged):
