@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from forge_station.assurance import audit, looks, report, study_files
+from forge_station.assurance import audit, ledger, looks, report, study_files
 from forge_station.assurance.agreement import Rate
 from forge_station.assurance.audit import Alarm, Ledger, Span
 from forge_station.assurance.error import AssuranceError
@@ -72,6 +72,16 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--looks", type=Path, metavar="FILE", help="with --claim: ledger of looks at these parts"
     )
     command.add_argument("--out", type=Path, metavar="FILE.json", help="write the ledgers there")
+    command.add_argument(
+        "--every", type=_days, metavar="DAYS",
+        help="the ledgers over time as well, by windows of so many days",
+    )  # fmt: skip
+    command.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE.html",
+        help="with --every: charts over bundles and time",
+    )
     command.set_defaults(run=run)
 
 
@@ -81,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
         raise AssuranceError(
             "a claim needs its ledger of looks", expected="--claim and --looks together"
         )
+    if args.report is not None and args.every is None:
+        raise AssuranceError("a report over time needs its windows", expected="--every DAYS")
     labels = [label for path in args.labels for label in read_labels(path)]
     print(f"reading the verdicts below {args.evidence}", file=sys.stderr)
     verdicts = study_files.verdicts_below(args.evidence)
@@ -108,6 +120,11 @@ def run(args: argparse.Namespace) -> int:
         if claim["refused"] is not None:
             refused["claim"] = claim["refused"]
         print(f"claim, escape <= {100 * args.claim:g} %: {claim['text']}")
+    if args.every is not None:
+        windows = ledger.entries(verdicts, labels, args.every, origin=args.origin)
+        told["windows"] = [ledger.facts(entry) for entry in windows]
+        if args.report is not None:
+            report.put(args.report, ledger.page(windows, str(args.evidence)))
     told["refused"] = refused
     for what, why in refused.items():
         print(f"REFUSED {what}: {why}")
@@ -252,6 +269,12 @@ def facts(own: Ledger) -> dict[str, Any]:
 def _facts(rate: Rate) -> dict[str, Any]:
     low, high = rate.interval
     return {"count": rate.count, "of": rate.of, "share": rate.share, "low": low, "high": high}
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("whole days, 1 or more")
+    return int(text)
 
 
 def _share(text: str) -> float:
