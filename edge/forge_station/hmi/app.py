@@ -24,7 +24,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forge_station.errors import StationError
-from forge_station.hmi import history, live
+from forge_station.hmi import history, live, orders
 from forge_station.hmi.audit import AuditError
 from forge_station.hmi.context import COOKIE, Context, body_of, refusal
 from forge_station.hmi.review import routes as review
@@ -69,6 +69,7 @@ def routes_of(context: Context) -> list[Guarded]:
     return [
         *session_routes(context),
         *live.routes(context),
+        *orders.routes(context),
         *review.routes(context),
         *history.routes(context),
     ]

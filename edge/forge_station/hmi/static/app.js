@@ -79,14 +79,10 @@ function App({ page, screens, first }) {
   const logout = async () => { try { enter(await api.post('/api/session/logout')); } catch { look(); } };
 
   return html`
-    <${Header} ...${{ t, page, state, user, choose }} onUser=${() => (user.role ? logout() : setOpen('login'))} />
+    <${Header} ...${{ t, page, state, user, choose, screen, go, screens: allowed }} onUser=${() => (user.role ? logout() : setOpen('login'))} />
     <main class=${`screen ${screen.id}`}>
       <${Screen} ...${{ api, t, user, page, state, go, screens: allowed }} />
     </main>
-    ${screens.length > 1 && allowed.length > 1 && html`<nav class="screens" aria-label=${t('nav.label')}>
-      ${allowed.map((item) => html`<${Button} key=${item.id} kind=${item.id === screen.id ? 'tab here' : 'tab'}
-        aria-current=${item.id === screen.id ? 'page' : null} onPress=${() => go(item.id)}>${t(`screen.${item.id}`)}<//>`)}
-    </nav>`}
     ${open === 'login' && html`<${Login} ...${{ t, page }} onClose=${() => setOpen('')}
       onUser=${(found) => { enter(found); setOpen(''); }} />`}
     ${state && !state.live && html`<${NotLive} t=${t} since=${state.since} />`}
@@ -100,13 +96,15 @@ async function changed(code) {
   return () => t;  // a function in a state must be wrapped
 }
 
-function Header({ t, page, state, user, choose, onUser }) {
+function Header({ t, page, state, user, choose, screen, screens, go, onUser }) {
   const time = state?.time ? t.time(new Date(state.time)) : '–';
   return html`<header class="top">
     <h1>${page.line} · ${page.station}</h1>
-    <span class="product">${state?.parts[0]?.product ?? ''}</span>
+    ${screens.length > 1 && html`<nav class="tabs" aria-label=${t('nav.label')}>
+      ${screens.map((item) => html`<${Button} key=${item.id} kind=${item.id === screen.id ? 'tab here' : 'tab'}
+        aria-current=${item.id === screen.id ? 'page' : null} onPress=${() => go(item.id)}>${t(`screen.${item.id}`)}<//>`)}</nav>`}
     <span class="clock" role="timer"><span class=${`pulse p${(state?.beat ?? 0) % 4}`} aria-hidden="true"></span>
-      <time>${time}</time> <span class="beat">${state?.beat ?? 0}</span></span>
+      <time>${time}</time> <span class="beat">${(state?.beat ?? 0) % 10000}</span></span>
     <span class="languages" role="group" aria-label=${t('language.label')}>
       ${Object.entries(LANGUAGES).map(([code, name]) => html`<${Button} key=${code} kind="quiet"
         lang=${code} aria-pressed=${t.code === code ? 'true' : 'false'}

@@ -37,7 +37,8 @@ export function follow(onChange) {
       );
     },
     picture(data) { state.pictures = { ...state.pictures, [data.id]: data.marks }; },
-    station(data) { state.station = data; },
+    shift(data) { state.shift = data; },
+    station(data) { state.station = data; state.silent_s = 0; },
     alarms(data) { state.alarms = data; },
     work(data) { state.work = data; },
     beat(data) { state.beat = data.n; state.time = data.time; state.silent_s = data.silent_s; },

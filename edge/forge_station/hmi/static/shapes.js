@@ -1,0 +1,34 @@
+// The four verdicts as shapes: told apart without colour, and without reading.
+
+import { html } from './ui.js';
+
+export const OUTCOMES = ['PASS', 'UNSURE', 'FAIL', 'ERROR'];
+const FILL = { PASS: 'var(--pass)', UNSURE: 'var(--unsure)', FAIL: 'var(--fail)', ERROR: 'var(--error)' };
+const INK = { PASS: 'var(--on-pass)', UNSURE: 'var(--on-unsure)', FAIL: 'var(--on-fail)', ERROR: 'var(--on-error)' };
+const OUTLINE = {
+  PASS: 'M20 3a17 17 0 1 1 0 34a17 17 0 1 1 0-34z',
+  FAIL: 'M13 3h14l10 10v14l-10 10h-14l-10-10v-14z',
+  UNSURE: 'M20 3l18 33h-36z',
+  ERROR: 'M4 4h32v32h-32z',
+};
+const SIGN = {
+  PASS: 'M11 21l7 7l12-15',
+  FAIL: 'M13 13l14 14M27 13l-14 14',
+  UNSURE: 'M15.5 18.5q0-5 4.5-5t4.5 4.5q0 2.500-2.600 4q-1.900 1.100-1.900 3.400M20 29.700v1.600',
+  ERROR: 'M12 28l10-10M22 18a5 5 0 0 1 7-6l-3.500 3.500l.5 2.500l2.500.5l3.500-3.500a5 5 0 0 1-6 7',
+};
+
+// `plain`: in the colour of the text around it; else filled with the colour of the verdict.
+export function Shape({ outcome, plain, label, lit }) {
+  const ink = plain ? 'currentcolor' : INK[outcome];
+  return html`<svg viewBox="0 0 40 40" class=${`icon ${lit ? 'lit' : ''}`} role=${label ? 'img' : null}
+    aria-label=${label} aria-hidden=${label ? null : 'true'}>
+    <path d=${OUTLINE[outcome]} fill=${plain ? 'none' : FILL[outcome]} stroke=${plain ? ink : 'var(--ink)'} stroke-width=${plain ? 3 : 2} />
+    <path d=${SIGN[outcome]} fill="none" stroke=${ink} stroke-width="4" stroke-linecap="round" stroke-linejoin="round" /></svg>`;
+}
+
+// A small sign beside a word: whether something is well, wrong, or not known.
+export function Lamp({ well, children }) {
+  const outcome = well === null || well === undefined ? null : well ? 'PASS' : 'FAIL';
+  return html`<span class="lamp">${outcome ? html`<${Shape} outcome=${outcome} />` : html`<svg viewBox="0 0 40 40" aria-hidden="true"><path d="M8 20h24" stroke="currentcolor" stroke-width="5" /></svg>`}${children}</span>`;
+}
