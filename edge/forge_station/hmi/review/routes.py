@@ -63,13 +63,14 @@ def routes(context: Context) -> list[tuple[Route, Role]]:
         row = review.evidence.one(look.result_id)
         if row is None:
             raise gone(look.result_id)
-        product = products.get(row.product)
+        product, shown = products.get(row.product), review.shown(look.result_id)
         told: dict[str, Any] = {
             "look": look.id,
             "product": row.product,
             "name": product.name if product is not None else "",
             "wanted": _wanted(product),
-            "parts": _views(look, LOOK, review.shown(look.result_id)[LOOK]),
+            "parts": _views(look, LOOK, shown[LOOK]),
+            "close": _views(look, OWN, shown[OWN]),
             "dispute": {"serial": row.serial} if look.kind == "adjudicate" else None,
         }
         return JSONResponse(told, headers=NO_STORE)
