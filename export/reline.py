@@ -177,7 +177,7 @@ def main() -> int:
     except (StationError, OSError, ValueError) as error:
         print(f"export.reline: {error}", file=sys.stderr)
         return 1
-    certificate = "came along" if kept else "none: the bundle advises only (UNSURE in place of PASS)"
+    certificate = "came along" if kept else "none, so the bundle only advises: UNSURE, never PASS"
     print(f"{args.out}  {manifest.name} {manifest.version}, line {manifest.line}")
     print(f"certificate: {certificate}")
     print(
