@@ -6,6 +6,7 @@ import { Lamp, OUTCOMES, Shape } from './shapes.js';
 const CAP_MM = 35.5;  // height of a capital letter of the verdict: read at 5 m
 const GLYPH_MM = 44.5;  // of a Chinese one, whose strokes are denser
 const WORD_MM = 46;
+const SPACING = 0.03;  // between letters, of the font's size
 const SILENT_S = 15;
 const HIGH = 800;
 const VIEWS = ['front', 'side', 'top'];
@@ -78,7 +79,7 @@ function Word({ t, text }) {
   const room = width * 0.98;
   const base = (WORD_MM * mm + size.ascent * font - size.descent * font) / 2;
   return html`<svg class="word" ref=${setBox} role="img" aria-label=${text}>
-    <text x="0" y=${base} font-size=${font} textLength=${size.width * font > room && room ? room : null}
+    <text x="0" y=${base} font-size=${font} letter-spacing=${SPACING * font} textLength=${size.width * font > room && room ? room : null}
       lengthAdjust="spacingAndGlyphs">${text}</text></svg>`;
 }
 
@@ -91,7 +92,7 @@ function measured(text, chinese) {
   const descent = word.actualBoundingBoxDescent / 100;
   const cap = canvas.measureText('H').actualBoundingBoxAscent / 100;
   const font = chinese ? GLYPH_MM / (ascent + descent) : CAP_MM / cap;
-  return { font, width: word.width / 100, ascent: chinese ? ascent : cap, descent: chinese ? descent : 0 };
+  return { font, width: word.width / 100 + SPACING * text.length, ascent: chinese ? ascent : cap, descent: chinese ? descent : 0 };
 }
 
 function Lamps({ t, outcome }) {
@@ -128,7 +129,7 @@ function Views({ t, part, marks }) {
   const [zoom, setZoom] = useState('');
   const shown = useMemo(() => pictureOf(part, marks), [part, marks]);
   const views = zoom ? [zoom] : VIEWS;
-  return html`<section class=${`views ${zoom ? 'zoomed' : ''}`} aria-label=${t('views')}>
+  return html`<section class=${`views ${zoom ? 'zoomed' : ''} ${shown && !shown.mark ? 'wide' : ''}`} aria-label=${t('views')}>
     ${views.map((view) => html`<button type="button" key=${view} class="view" aria-pressed=${zoom ? 'true' : 'false'}
         onClick=${() => setZoom(zoom ? '' : view)}>
       <span class="name">${t(`view.${view}`)}${shown?.mark ? ` · ${shown.mark}` : ''}</span>
@@ -243,16 +244,19 @@ function Alarm({ api, t, state, user, page }) {
   </section>`;
 }
 
+const DRIFT = ['PASS', 'PASS', 'UNSURE', 'FAIL'];
+const signOf = (well) => (well === null || well === undefined ? null : well ? 'PASS' : 'FAIL');
+
 function Foot({ t, station }) {
   const bundle = station?.bundle;
   const held = station?.certificate;
   const level = station?.drift?.level ?? null;
   const per = held && t.number(100 * held.escape, 2).replace(/[.,]?0+$/, '');
   return html`<footer class="foot">
-    <${Lamp} well=${station?.link}>${t('lamp.link')}<//>
-    <${Lamp} well=${station?.camera}>${t('lamp.camera')}<//>
-    <${Lamp} well=${station ? station.state === 'OPERATIONAL' && station.mode !== 'INITIALIZED' : null}>${t('lamp.scan')}<//>
-    <${Lamp} well=${level === null ? null : level < 2}>${level === null ? t('drift.none') : t('drift', { n: level })}<//>
+    <${Lamp} outcome=${signOf(station?.link)}>${t('lamp.link')}<//>
+    <${Lamp} outcome=${signOf(station?.camera)}>${t('lamp.camera')}<//>
+    <${Lamp} outcome=${signOf(station && station.state === 'OPERATIONAL' && !station.stopped)}>${t('lamp.scan')}<//>
+    <${Lamp} outcome=${DRIFT[level] ?? null}>${level === null ? t('drift.none') : t('drift', { n: level })}<//>
     ${station && !held && html`<span class="advisory">${t('advisory')}</span>`}
     <span class="permit">${bundle ? `${bundle.name} ${bundle.version} · ${bundle.sha256.slice(0, 8)}` : ''}
       ${held ? ` · ${t('certified', { escape: per, confidence: t.number(100 * held.confidence), until: held.expires.slice(0, 10) })}` : station ? ` · ${station.permit}` : ''}</span>

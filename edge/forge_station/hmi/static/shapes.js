@@ -14,8 +14,8 @@ const OUTLINE = {
 const SIGN = {
   PASS: 'M11 21l7 7l12-15',
   FAIL: 'M13 13l14 14M27 13l-14 14',
-  UNSURE: 'M15.5 18.5q0-5 4.5-5t4.5 4.5q0 2.500-2.600 4q-1.900 1.100-1.900 3.400M20 29.700v1.600',
-  ERROR: 'M12 28l10-10M22 18a5 5 0 0 1 7-6l-3.500 3.500l.5 2.500l2.500.5l3.500-3.500a5 5 0 0 1-6 7',
+  UNSURE: 'M16 19.500a4 4 0 1 1 6 3.500q-2 1.300-2 3.500M20 31.200v.300',
+  ERROR: 'M11 29l9.500-9.500M25 9a6 6 0 1 0 6 6',
 };
 
 // `plain`: in the colour of the text around it; else filled with the colour of the verdict.
@@ -27,8 +27,7 @@ export function Shape({ outcome, plain, label, lit }) {
     <path d=${SIGN[outcome]} fill="none" stroke=${ink} stroke-width="4" stroke-linecap="round" stroke-linejoin="round" /></svg>`;
 }
 
-// A small sign beside a word: whether something is well, wrong, or not known.
-export function Lamp({ well, children }) {
-  const outcome = well === null || well === undefined ? null : well ? 'PASS' : 'FAIL';
+// A small sign beside a word: well, wrong, to be looked at (PASS, FAIL, UNSURE), or not known (null).
+export function Lamp({ outcome, children }) {
   return html`<span class="lamp">${outcome ? html`<${Shape} outcome=${outcome} />` : html`<svg viewBox="0 0 40 40" aria-hidden="true"><path d="M8 20h24" stroke="currentcolor" stroke-width="5" /></svg>`}${children}</span>`;
 }
