@@ -177,7 +177,7 @@ def arguments(data: Path, out: Path, minutes: float, **more: object) -> argparse
     defaults |= {"surface": 0.5, "auxiliary": 0.5, "decay": 0.3, "every": 5.0, "validate": 4}
     defaults |= {"compile": False, "threads": 1, "seed": 0, "init": None, "resume": False}
     defaults |= {"steps": None, "without": [], "surface_channels": SURFACE_CHANNELS}
-    defaults |= {"grid": "rows"}
+    defaults |= {"grid": "rows", "rate": 1.0, "labelled": 0.0}
     return argparse.Namespace(**{**defaults, **more})
 
 
