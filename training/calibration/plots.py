@@ -80,6 +80,25 @@ def limits_curve(
     return _png(figure)
 
 
+def overkill_against_escape(
+    runs: Mapping[str, tuple[Sequence[tuple[float, float]], tuple[float, float]]],
+    good: int,
+    defective: int,
+) -> bytes:
+    """Runs over the same parts: name -> ((escape, overkill) over limits, those in use)."""
+    figure, axes = _figure("Overkill against escape, over all limits")
+    for (name, (points, used)), colour in zip(runs.items(), (GREY, GOOD, BAD), strict=False):
+        escape, overkill = (100 * np.array(column) for column in zip(*points, strict=True))
+        axes.plot(escape, overkill, color=colour, lw=2, label=name)
+        axes.plot([100 * used[0]], [100 * used[1]], "o", color=colour, ms=9)
+    axes.set_xlabel(f"escape: defective parts below the limit, % of {defective}")
+    axes.set_ylabel(f"good parts at or above it, % of {good}")
+    axes.set_xlim(-1, 60)
+    axes.set_ylim(-1, 101)
+    axes.legend(loc="upper right", frameon=False, fontsize=9, title="dots: PASS and FAIL in use")
+    return _png(figure)
+
+
 def scores(done: Certified) -> bytes:
     """Histogram of part scores by truth, a panel a check, with both limits."""
     checks = sorted({part.check for part in done.found.parts})
