@@ -145,7 +145,7 @@ def stations(shop: Shop, takt_s: float) -> dict[str, dict[str, Any]]:
         station = {
             "line": "../line.yaml",
             "bundle": "store",
-            "scanner": {"driver": "sim", "seed": number, "poses": "turntable4", "wrong_share": 0.1},
+            "scanner": {"driver": "sim", "seed": number, "poses": "turntable4", "wrong_share": 0.05},
             "broker": "embedded",
             "mqtt": mqtt,
             "outbox": "outbox.sqlite",
