@@ -143,16 +143,17 @@ class Queue:
             self._hear()
             oldest = _utc(self._now() - timedelta(days=self.settings.max_age_days))
             since = max(oldest, _utc(_time(self._until) - LATE)) if self._until else oldest
-            drawn = 0
+            events: list[tuple[str, Draw | Gold]] = []
             for row in self._parts.since(since):
                 self._until = max(self._until, row.time)
                 if row.result_id not in self._draws:
-                    drawn += self._consider(row)
+                    events += self._considered(row)
+            self._notes([(name, asdict(found)) for name, found in events])
             for result_id in [r for r in self._waiting if self._draws[r].origin == "challenge"]:
                 self._known(self._draws[result_id])
             for result_id in [r for r in self._waiting if self._draws[r].time < oldest]:
                 self._waiting.discard(result_id)
-            return drawn
+            return sum(name == "draw" for name, _ in events)
 
     def waiting(self, reviewer: str) -> int:
         """How many parts wait for this person; gold is not counted."""
@@ -330,18 +331,17 @@ class Queue:
 
     # Inside
 
-    def _consider(self, row: Row) -> int:
+    def _considered(self, row: Row) -> list[tuple[str, Draw | Gold]]:
+        """What is to be noted of a new part."""
+        found: list[tuple[str, Draw | Gold]] = []
         known = self._masters.get(row.serial) or self.settings.challenge.get(row.serial)
+        fresh = row.result_id not in self._gold and row.outcome != Outcome.ERROR
+        if known is not None and fresh:
+            found.append(("gold", Gold(row.result_id, row.product, known, f"serial {row.serial}")))
         drawn = chance.draw(row, self.settings, self._seed, self._pass_share, self._masters)
-        fresh = row.result_id not in self._gold
-        if known is not None and fresh and row.outcome != Outcome.ERROR:
-            by = f"serial {row.serial}"
-            gold = Gold(row.result_id, row.product, known, by)
-            self._note("gold", **asdict(gold))
-        if drawn is None:
-            return 0
-        self._note("draw", **asdict(drawn))
-        return 1
+        if drawn is not None:
+            found.append(("draw", drawn))
+        return found
 
     def _known(self, drawn: Draw) -> None:
         """The truth of a challenge part was known before it was inspected: nobody need be asked."""
@@ -472,7 +472,13 @@ class Queue:
         return label
 
     def _note(self, event: str, **facts: Any) -> None:
-        self._log.append({"event": event, "at": _utc(self._now()), **facts})
+        self._notes([(event, facts)])
+
+    def _notes(self, events: list[tuple[str, dict[str, Any]]]) -> None:
+        """Add to the log, and to what is known, all of them or none."""
+        if events:
+            at = _utc(self._now())
+            self._log.append(*({"event": name, "at": at, **facts} for name, facts in events))
         for row in self._log.news():
             self._take(row)
 

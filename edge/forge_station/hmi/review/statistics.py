@@ -18,8 +18,8 @@ from forge_station.hmi.review.draw import Draw
 from forge_station.hmi.review.queue import Gold
 from forge_station.hmi.shift import begin_of
 
-FAST_MS = 1500
-"""A median below is too fast to have looked."""
+FAST_MS, FEW = 1500, 20
+"""A median below is too fast to have looked; of so many answers at least."""
 STAMPED = 200
 """So many reviews in a row that agree with the station: a rubber stamp."""
 KAPPA = 0.8
@@ -116,7 +116,7 @@ def pace(first: Sequence[Label], draws: Mapping[str, Draw]) -> Pace:
     return Pace(
         reviews=len(first),
         median_ms=median,
-        fast=median is not None and median < FAST_MS,
+        fast=median is not None and len(times) >= FEW and median < FAST_MS,
         overrides=sum(against),
         stamped=len(against) >= STAMPED and not any(against[-STAMPED:]),
     )

@@ -48,15 +48,15 @@ export default function History({ api, t, user }) {
       onMark=${(row) => setFound((before) => ({ ...before, parts: before.parts.map((item) => (item.result_id === row.result_id ? { ...item, ...row } : item)) }))} />`;
   }
   return html`<div class="history">
-    <div class="filters">
+    <div class="filters"><div class="sets">
       <div class="choose" role="group" aria-label=${t('history.outcome')}>
         ${OUTCOMES.map((name) => html`<${Button} key=${name} aria-pressed=${filter.outcome.includes(name) ? 'true' : 'false'}
-          onPress=${() => flip(name)}><span aria-hidden="true">${ICON[name]}</span> ${t(`outcome.${name}`)}<//>`)}
+          onPress=${() => flip(name)}><span class="icon" aria-hidden="true">${ICON[name]}</span> ${t(`outcome.${name}`)}<//>`)}
       </div>
       <div class="choose" role="group" aria-label=${t('history.span')}>
         ${SPANS.map(([id]) => html`<${Button} key=${id} aria-pressed=${filter.span === id && !filter.since ? 'true' : 'false'}
           onPress=${() => set({ span: id, since: '' })}>${t(`history.span.${id}`)}<//>`)}
-      </div>
+      </div></div>
       <label>${t('history.product')}<select value=${filter.product} onChange=${(e) => set({ product: e.target.value })}>
         <option value="">${t('history.any')}</option>${choices.products.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>
       <label>${t('history.reason')}<select value=${filter.reason} onChange=${(e) => set({ reason: e.target.value })}>
@@ -70,7 +70,7 @@ export default function History({ api, t, user }) {
       <table><thead><tr>${['time', 'outcome', 'product', 'serial', 'reason', 'mark'].map((name) => html`<th scope="col" key=${name}>${t(`history.${name}`)}</th>`)}</tr></thead>
       <tbody>${(found?.parts ?? []).map((row) => html`<tr key=${row.result_id} onClick=${() => setOpen(row.result_id)}>
         <td class="num"><button type="button" class="row" onClick=${(event) => { event.stopPropagation(); setOpen(row.result_id); }}>${when(t, row.time)}</button></td>
-        <td><span class=${`tag ${row.outcome.toLowerCase()}`}><span aria-hidden="true">${ICON[row.outcome]}</span> ${t(`outcome.${row.outcome}`)}</span></td>
+        <td><span class=${`tag ${row.outcome.toLowerCase()}`}><span class="icon" aria-hidden="true">${ICON[row.outcome]}</span> ${t(`outcome.${row.outcome}`)}</span></td>
         <td>${row.product}</td><td class="serial">${row.serial}</td>
         <td class="why">${row.reasons.map((code) => reason(t, code)).join(', ')}</td>
         <td>${row.mark === 'none' ? '' : t(`history.mark.${row.mark}`)}</td></tr>`)}</tbody></table>
@@ -94,7 +94,8 @@ function Part({ api, t, user, id, back, onMark }) {
   useEffect(() => {
     api.get(`/api/history/part/${id}`).then((data) => {
       setPart(data);
-      setMark((data.parts.find((item) => Object.keys(item.grids).length) ?? data.parts[0])?.mark ?? null);
+      const blamed = data.verdict.reasons.map((item) => item.mark).find(Boolean);
+      setMark((data.parts.find((item) => item.mark === blamed) ?? data.parts[0])?.mark ?? null);
     }, failed);
   }, []);
   useEffect(() => {
@@ -127,7 +128,7 @@ function Part({ api, t, user, id, back, onMark }) {
   return html`<div class="history part">
     <div class="bar">
       <${Button} onPress=${back}>← ${t('history.back')}<//>
-      <span class=${`tag big ${part.outcome.toLowerCase()}`}><span aria-hidden="true">${ICON[part.outcome]}</span> ${t(`outcome.${part.outcome}`)}</span>
+      <span class=${`tag big ${part.outcome.toLowerCase()}`}><span class="icon" aria-hidden="true">${ICON[part.outcome]}</span> ${t(`outcome.${part.outcome}`)}</span>
       <strong class="serial">${part.serial}</strong><span>${part.product}</span><span>${when(t, part.time)}</span>
     </div>
     <p class="fault" role="alert">${fault}</p>

@@ -152,7 +152,7 @@ function Desk({ api, t, user, dispute, state, refresh }) {
     <p class="fault" role="alert">${fault || (waiting ? t('review.waiting') : '')}</p>
     ${asked ? html`<div class="answers">
       <div class="three">${ANSWERS.map(([label, id, icon, key]) => html`<${Button} key=${id} kind=${`primary answer ${id}`}
-        disabled=${!ready || busy} onPress=${() => answer(label)}><span aria-hidden="true">${icon}</span>
+        disabled=${!ready || busy} onPress=${() => answer(label)}><span class="icon" aria-hidden="true">${icon}</span>
         ${t(`review.${id}`)} <kbd aria-hidden="true">${key}</kbd><//>`)}</div>
       <${Button} kind="secondary sure" aria-pressed=${sure ? 'false' : 'true'} onPress=${() => setSure(!sure)}>
         ${t('review.notsure')} <kbd aria-hidden="true">4</kbd><//>
@@ -238,14 +238,14 @@ const ICON = { PASS: '✓', FAIL: '✕', UNSURE: '?', ERROR: '!' };
 function Told({ t, after, change, busy }) {
   const { reveal, gold } = after;
   const said = after.changed ?? after.saved;
-  const parts = after.parts.filter((part) => reveal?.grids.some((grid) => grid.mark === part.mark));
-  const shown = parts[0] ?? after.parts[0];
+  const blamed = [...(reveal?.grids ?? []), ...(reveal?.reasons ?? [])].map((item) => item.mark).find(Boolean);
+  const shown = after.parts.find((part) => part.mark === blamed) ?? after.parts[0];
   const cells = (view) => reveal?.grids.find((g) => g.mark === shown.mark && g.view === view)?.cells ?? [];
   return html`<div class="told">
     <div class="column">
       ${gold && html`<p class=${`gold ${gold.right ? 'right' : 'wrong'}`} role="status">
         ${t(gold.right ? 'review.gold.right' : 'review.gold.wrong', { truth: t(`review.${gold.truth.toLowerCase()}`) })}</p>`}
-      ${reveal && html`<p class=${`tile ${reveal.outcome.toLowerCase()}`}><span aria-hidden="true">${ICON[reveal.outcome]}</span>
+      ${reveal && html`<p class=${`tile ${reveal.outcome.toLowerCase()}`}><span class="icon" aria-hidden="true">${ICON[reveal.outcome]}</span>
         ${t('review.station')} ${t(`outcome.${reveal.outcome}`)}</p>
       <ul class="reasons">${reveal.reasons.slice(0, 5).map((reason, n) => html`<li key=${n}>
         ${reason.mark ? `${reason.mark}: ` : ''}${t.has(`reason.${reason.code}`) ? t(`reason.${reason.code}`) : reason.text}</li>`)}</ul>
