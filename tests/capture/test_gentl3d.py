@@ -239,6 +239,23 @@ def test_a_depth_map_without_maps_goes_by_row_and_column() -> None:
             scan3d.projected_points(depth, replace(geometry, pinhole=missing_pinhole))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_a_point_is_whole_or_invalid(bad: float) -> None:
+    geometry = Geometry(scan3d.PROJECTED, (Axis(), Axis(), Axis()), 25.4, PINHOLE)
+    depth, a = np.full((H, W), 400.0, np.float32), np.zeros((H, W), np.float32)
+    depth[1, 1], a[2, 3] = bad, bad
+    grid = np.full((H, W, 3), 7.0, np.float32)
+    grid[1, 1, 2] = grid[2, 3, 0] = bad
+    with np.errstate(over="ignore"):
+        projected = scan3d.projected_points(depth, geometry, a, np.zeros_like(a))
+        organised = scan3d.grid_points(grid, replace(geometry, mode=scan3d.GRID))
+    for points in (projected, organised):
+        unseen = np.isnan(points)
+        assert np.argwhere(unseen.any(axis=2)).tolist() == [[1, 1], [2, 3]]
+        assert (unseen.any(axis=2) == unseen.all(axis=2)).all()
+        assert np.isfinite(points[~unseen]).all()
+
+
 @pytest.mark.parametrize("by_id", [True, False])
 @pytest.mark.parametrize("kind", ["interleaved", "planar", "three parts"])
 def test_parts_are_told_apart_by_id_or_by_the_order_of_ids(

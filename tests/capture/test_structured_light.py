@@ -410,3 +410,16 @@ def test_a_sequence_that_began_late_is_refused_with_its_delay(spec: PatternSpec,
     rolled = replace(stack, images=np.roll(stack.images, late, axis=1))
     with pytest.raises(CaptureError, match=f"{late} images late"):
         structured_light.decode(rolled, calibration)
+
+
+def test_a_short_exposure_that_began_late_is_refused_too() -> None:
+    calibration = head()
+    stack, _ = seen(calibration)
+    short = np.roll(stack.images // 6, 2, axis=1)
+    images = np.concatenate([stack.images, short])
+    assert 12 < np.ptp(short, axis=1).max() < 40  # as dark as a shortest exposure is
+    both = replace(stack, images=images, exposures=(1.0, 1 / 6))
+    with pytest.raises(CaptureError, match=r"exposure 1.*2 images late"):
+        structured_light.decode(both, calibration)
+    both = replace(both, images=np.concatenate([stack.images, stack.images // 6]))
+    assert structured_light.decode(both, calibration).quality.valid_share > 0.99

@@ -114,5 +114,8 @@ def test_errors_come_first_and_an_empty_scene_without_data_is_not_said_twice() -
     empty = Problem("EMPTY_SCENE", "no part was found", "ERROR")
     border = Problem("PART_OUT_OF_FIELD", "part 1", "UNSURE", 0)
     dark = ScanQuality(0.0, dark_share=1.0, flags=(base.NO_DATA, base.TOO_DARK))
-    assert [p.code for p in gate((), (empty,), dark, points=0)] == ["NO_DATA", "TOO_DARK"]
+    few = Problem("NO_DATA", "the cloud holds 0 points", "ERROR")
+    for said in ((empty,), (few,), (few, empty)):
+        assert [p.code for p in gate((), said, dark, points=0)] == ["NO_DATA", "TOO_DARK"]
+    assert [p.text for p in gate((), (few,), points=1)] == [few.text]
     assert [p.level for p in gate((), (border, empty))] == ["ERROR", "UNSURE"]

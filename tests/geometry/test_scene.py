@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from forge_station.capture.base import Cloud
-from forge_station.geometry import gauge, scene
+from forge_station.geometry import cells, gauge, scene
 from forge_station.geometry.pose import PartCloud, align, solid
 
 PIXEL = 0.2
@@ -250,6 +252,32 @@ def test_a_hole_in_the_seen_tray_is_reported_because_a_black_part_may_lie_there(
     base = base[np.hypot(base[:, 0] - 20, base[:, 1]) > 6]
     result = scene.separate(cloud_of(noisy(rng, base, block(rng, 20, 10, 6, (-20, 0)))))
     assert codes(result) == {"UNSEEN_AREA"}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seen_tray", [0, 1])
+def test_a_hole_around_which_no_tray_was_seen_is_no_area_of_the_tray(seen_tray: int) -> None:
+    labels = np.zeros((80, 80), np.int32)
+    seen = np.ones((80, 80), np.bool_)
+    seen[30:50, 30:50] = False
+    flat = np.zeros((80, 80), np.int64)
+    flat[5, 5] = seen_tray  # far from the hole
+    none = np.zeros_like(flat)
+    grid = cells.Grid(np.zeros(1, np.int32), none, none, flat, seen, 0.4, (0.0, 0.0))
+    assert cells.unseen_areas(labels, grid) == []
+    around = replace(grid, flat=seen.astype(np.int64))
+    assert cells.unseen_areas(labels, around) == [pytest.approx(400 * 0.4**2)]
+
+
+@pytest.mark.parametrize("factor", [1000, 1e30])
+def test_points_over_more_than_any_camera_sees_are_refused_at_once(factor: float) -> None:
+    rng = np.random.default_rng(18)
+    cloud = noisy(rng, tray(rng), block(rng, 20, 10, 6, (-20, 0)))
+    result = scene.separate(cloud_of(cloud * np.float32(factor)))
+    assert result.parts == ()
+    (problem,) = result.problems
+    assert (problem.code, problem.level) == ("CALIBRATION_MISMATCH", "ERROR")
+    assert "check the unit" in problem.text
 
 
 def test_share_of_the_outline_that_was_not_seen_is_measured() -> None:

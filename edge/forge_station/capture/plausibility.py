@@ -16,7 +16,7 @@ from forge_station.errors import CalibrationError, CaptureError
 Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
 # Grey levels from the darkest to the brightest image of a lit pixel; how many tell an order.
-_LIT, _LIT_PIXELS = 40, 50
+_LIT, _LEAST_LIT, _LIT_PIXELS = 40, 12, 50
 
 
 def refuse_bad_spec(spec: PatternSpec, projector_size: tuple[int, int]) -> None:
@@ -105,7 +105,10 @@ def refuse_wrong_order(stack: PatternStack) -> None:
     """
     thumb = stack.images[:, :, ::16, ::16].reshape(*stack.images.shape[:2], -1).astype(np.int16)
     for exposure, images in enumerate(thumb):
-        lit = images[:, images.max(axis=0) - images.min(axis=0) > _LIT]
+        contrast = images.max(axis=0) - images.min(axis=0)
+        # A short exposure has less of everything.
+        least = min(_LIT, max(_LEAST_LIT, float(np.percentile(contrast, 95)) / 2))
+        lit = images[:, contrast > least]
         if lit.shape[1] < _LIT_PIXELS:
             continue
         fits = [_in_order(lit, stack.pattern.white_at + late) for late in range(len(lit))]

@@ -95,7 +95,7 @@ def grid_points(raw: Float32, geometry: Geometry) -> Float32:
     for k, axis in enumerate(geometry.axes):
         points[..., k] = raw[..., k] * np.float32(axis.scale * geometry.unit_mm)
         points[..., k] += np.float32(axis.offset * geometry.unit_mm)
-    points[invalid] = np.nan
+    points[invalid | ~np.isfinite(points).all(axis=2)] = np.nan
     return points
 
 
@@ -125,7 +125,7 @@ def projected_points(
     x = (u - np.float32(pinhole.u)) * z / np.float32(pinhole.focal)
     y = (v - np.float32(pinhole.v)) * z / np.float32(pinhole.focal * pinhole.aspect)
     points = np.stack([x, y, z], axis=2).astype(np.float32, copy=False)
-    points[bad] = np.nan
+    points[bad | ~np.isfinite(points).all(axis=2)] = np.nan  # a hole in a map is one in all three
     return points
 
 

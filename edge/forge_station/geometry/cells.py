@@ -223,6 +223,8 @@ def unseen_areas(labels: Labels, grid: Grid) -> list[float]:
     count, number, stats, _ = cv2.connectedComponentsWithStats(holes, connectivity=8)
     if count < 2:
         return []
+    if not grid.flat.any():
+        return []
     full = _FULL_VIEW_SHARE * float(np.percentile(grid.flat[grid.flat > 0], 75))
     radius = np.zeros(count, np.float32)
     depth = cv2.distanceTransform(holes, cv2.DIST_L2, 5)
@@ -233,9 +235,14 @@ def unseen_areas(labels: Labels, grid: Grid) -> list[float]:
         for k in range(1, count)
         if radius[k] >= _UNSEEN_RADIUS_CELLS
         and k not in beside
-        and grid.flat[_widened(number == k, _BESIDE_CELLS) & (grid.flat > 0)].mean() >= full
+        and _mean(grid.flat[_widened(number == k, _BESIDE_CELLS) & (grid.flat > 0)]) >= full
     ]
     return sorted(float(stats[k, cv2.CC_STAT_AREA]) * grid.cell_mm**2 for k in alone)[::-1]
+
+
+def _mean(counts: NDArray[np.int64]) -> float:
+    """0 where there is none."""
+    return float(counts.mean()) if counts.size else 0.0
 
 
 def least_unseen_mm2(grid: Grid) -> float:

@@ -44,7 +44,8 @@ def gate(cloud: Cloud, scene: Scene, limits: Limits = DEFAULT_LIMITS) -> tuple[P
     found = list(by_code.values())
     if any(problem.code == base.NO_DATA for problem in found):
         # Without data everything else is a consequence.
-        found = [problem for problem in found if problem.code != "EMPTY_SCENE"]
+        said = next(problem for problem in found if problem.code == base.NO_DATA)
+        found = [p for p in found if p is said or p.code not in (base.NO_DATA, "EMPTY_SCENE")]
     return tuple(sorted(found, key=lambda problem: problem.level != "ERROR"))
 
 

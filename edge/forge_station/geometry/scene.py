@@ -29,6 +29,8 @@ Outlines = dict[int, tuple[NDArray[np.bool_], bool]]
 _MIN_POINTS = 100
 # Seen tray this far from z = 0 (camera pixels) means the calibration no longer holds.
 _OFFSET_LIMIT_PX = 3.0
+# No camera is that wide: the map of such a cloud is coarse, and full of shreds.
+_WIDEST_PX = 32768
 _TILT_LIMIT_DEG = 0.5
 
 
@@ -79,6 +81,13 @@ def separate(cloud: Cloud, *, max_marks: int = 6) -> Scene:
     height = plane.heights(points, fit)
 
     grid = cells.grid(points, height, pixel)
+    wide_mm = max(grid.seen.shape) * grid.cell_mm
+    if wide_mm > _WIDEST_PX * pixel:
+        text = (
+            f"the points lie over {wide_mm:.0f} mm, {wide_mm / pixel:.0f} camera pixels of "
+            f"{pixel:.3f} mm; check the unit of the points, and that the calibration is this head's"
+        )
+        return Scene((), (Problem("CALIBRATION_MISMATCH", text, "ERROR"),), 0.0)
     labels, count = cells.components(grid, cloud.poses)
     outlines = _outlines(labels, count)
     if suspects := [number for number, (_, waist) in outlines.items() if waist]:
