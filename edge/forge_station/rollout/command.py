@@ -229,7 +229,7 @@ def _carry_out(folder: Folder, args: argparse.Namespace) -> int:
             while runner.record.phase not in OVER:
                 runner.step()
                 screen.show(runner.record, runner.seen, runner.waits_for)
-                if getattr(args, "no_wait", False) and runner.waits_for:
+                if getattr(args, "no_wait", False) and runner.waits_for and not runner.busy:
                     break
                 if runner.record.phase not in OVER:
                     time.sleep(TICK_S)

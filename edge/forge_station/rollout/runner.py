@@ -47,12 +47,17 @@ class Runner:
         self.record = folder.read()
         self.seen: dict[str, Seen] = {}
         self.waits_for = ""
-        """What nothing but a person, a stick or the clock can move on; empty: stations are at it.
-        """
+        """The person, stick or time that it waits for; empty: stations alone."""
 
     @property
     def paused(self) -> bool:
         return self._folder.asked(PAUSE) is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a station with a network is at it."""
+        steps = ("ORDERED", "UNDER_WAY", "TAKING_BACK")
+        return any(s.step in steps and not self._is_stick(s) for s in self.record.stations)
 
     def step(self) -> None:
         """Look at every station once and do what follows. Raises ConfigError when it cannot be
@@ -175,10 +180,9 @@ class Runner:
         record, group = self.record, self._plan.groups[self.record.group]
         members = [record.station(name) for name in self._members[group.name]]
         if self.paused:
-            self._deliver(members, begin=False)
             self.waits_for = "resume (it is paused)"
             return
-        self._deliver(members, begin=True)
+        self._deliver(members)
         self._stop_if_exceeded()  # one may have refused the order
         if self.record.phase != "RUNNING":
             return
@@ -208,15 +212,15 @@ class Runner:
             self._write(group=record.group + 1, group_done=0.0)
             self._tell(f"group {following.name} begins")
 
-    def _deliver(self, members: list[StationRecord], *, begin: bool) -> None:
-        """Give the order to who has not got it. `begin`: to who waits for it as well."""
+    def _deliver(self, members: list[StationRecord]) -> None:
+        """Give the order to who waits for it, and again to who has not answered."""
         busy = sum(
             item.step in ("ORDERED", "UNDER_WAY") and not self._is_stick(item)
             for item in self.record.stations
         )
         for item in members:
             seen = self.seen[item.name]
-            if item.step == "WAITING" and begin:
+            if item.step == "WAITING":
                 if busy >= self._plan.at_once:
                     continue
                 busy += not self._is_stick(item)
@@ -307,8 +311,7 @@ class Runner:
 
     def _go_back(self) -> None:
         if self.record.ends_as == "STOPPED":  # what is under way comes to its own end
-            members = list(self.record.stations)
-            self._deliver([m for m in members if m.step == "ORDERED"], begin=False)
+            self._deliver([item for item in self.record.stations if item.step == "ORDERED"])
         if all(item.step in ENDED for item in self.record.stations):
             self._end(self.record.ends_as, self.record.why)
 
