@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from forge_station.rollout.plan import read_plan
 from forge_station.rollout.record import OVER, Folder, Release, RolloutRecord, StationRecord
 from forge_station.rollout.runner import ABORT, Runner
 from forge_station.rollout.serve import FileServer
-from forge_station.rollout.table import table
+from forge_station.rollout.table import Screen, table
 from forge_station.rollout.ways import Answer, Seen
 
 NEW, OLD = "b" * 64, "a" * 64
@@ -305,3 +306,28 @@ def test_the_table_says_where_everybody_is() -> None:
     assert "1 of 20 differ" in lines[1] and "50: 2 FAIL, 1 UNSURE, 0 slow" in lines[1]
     assert "SHADOW 40 % (offline)" in lines[2]
     assert lines[3] == "t  RUNNING, group 2  waits for a stick"
+
+
+class Terminal(io.StringIO):
+    live = True
+
+    def isatty(self) -> bool:
+        return self.live
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_on_a_terminal_the_table_stays_below_the_news(live: bool) -> None:
+    out = Terminal()
+    out.live = live
+    screen = Screen(out)
+    item = StationRecord("s1", "all", "t.s1", RELEASE)
+    found = RolloutRecord("t", "test", 0.0, (item,))
+    screen.show(found, {}, "")
+    screen.show(found, {}, "")
+    drawn = out.getvalue()
+    assert drawn.count("WAITING") == live, "once, as long as nothing changes"
+    screen.news("order", "s1")
+    screen.show(replace(found, phase="ABORTED"), {}, "")
+    news = out.getvalue().removeprefix(drawn)
+    assert news.startswith("\x1b[3A\x1b[J") == live, "its three lines make room"
+    assert news.index("order") < news.index("ABORTED")
