@@ -14,10 +14,11 @@ from importlib import metadata
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from forge_station.capture.base import Frame
+from forge_station.capture.drivers import Registry
 from forge_station.contract.record import Limit
 from forge_station.errors import CameraNotFoundError
 
-GROUP = "forge_station.cameras"
+REGISTRY = Registry("forge_station.cameras", "camera", CameraNotFoundError)
 
 TriggerMode = Literal["free", "software", "hardware"]
 """free: as fast as set; software: one frame a `trigger()`; hardware: one a pulse on `line`."""
@@ -119,18 +120,10 @@ Opener = Callable[[CameraSettings], Camera]
 
 def drivers() -> dict[str, metadata.EntryPoint]:
     """Installed drivers by name; nothing is imported."""
-    return {point.name: point for point in metadata.entry_points(group=GROUP)}
+    return REGISTRY.installed()
 
 
 def open_camera(settings: CameraSettings) -> Camera:
     """Open the device in this process. Raises CameraNotFoundError and the driver's errors."""
-    found = drivers()
-    if settings.driver not in found:
-        raise CameraNotFoundError(
-            "no such camera driver",
-            which=settings.driver,
-            expected=", ".join(sorted(found)) or "an installed driver",
-            action="check the name, or install the package that has the driver",
-        )
-    opener: Opener = found[settings.driver].load()
+    opener: Opener = REGISTRY.find(settings.driver).load()
     return opener(settings)

@@ -10,19 +10,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 
 from forge_station.capture import base, scan3d
 from forge_station.capture.base import Frame, Scan, ScanQuality, Trigger
 from forge_station.capture.calibration import Calibration
-from forge_station.capture.camera import Camera, drivers
+from forge_station.capture.camera import REGISTRY, Camera
+from forge_station.capture.drivers import closed_on_error
 from forge_station.capture.head import TRIGGER_AGE_S, refuse_stale
 from forge_station.capture.lifecycle import Patience
 from forge_station.capture.settings import DepthHeadSettings, Pose
 from forge_station.capture.supervisor import Change, SupervisedCamera
 from forge_station.errors import (
-    CameraNotFoundError,
     CameraSettingsError,
     CaptureError,
     FrameIncompleteError,
@@ -176,27 +177,16 @@ def open_depth_heads(
     Raises StationError for what waiting cannot mend.
     """
     for item in settings:
-        if item.camera.driver not in drivers():
-            raise CameraNotFoundError(
-                "no such camera driver",
-                which=f"head {item.name}: {item.camera.driver}",
-                expected=", ".join(sorted(drivers())),
-            )
-    heads = [
-        DepthHead(
-            item,
-            SupervisedCamera(
+        REGISTRY.find(item.camera.driver, f"head {item.name}: ")
+    heads: list[DepthHead] = []
+    with ExitStack() as opened:
+        for item in settings:
+            eye = SupervisedCamera(
                 item.camera,
                 name=item.name,
                 patience=Patience(stall_s=max(Patience().stall_s, item.timeout_s)),
                 on_change=on_change,
-            ),
-        )
-        for item in settings
-    ]
-    try:
+            )
+            opened.enter_context(closed_on_error(eye))
+            heads.append(DepthHead(item, eye))
         return DepthScanner(heads, trigger_age_s=trigger_age_s)
-    except BaseException:
-        for head in heads:
-            head.close()
-        raise

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -20,18 +21,17 @@ from forge_station.capture import calibration_io, camera, patterns, projector
 from forge_station.capture.base import Frame, PatternStack, Trigger, assemble, white_and_black
 from forge_station.capture.calibration import Calibration
 from forge_station.capture.camera import Camera
+from forge_station.capture.drivers import closed_on_error
 from forge_station.capture.projector import Projector, open_projector
 from forge_station.capture.settings import HeadSettings
 from forge_station.capture.supervisor import Change, SupervisedCamera
 from forge_station.errors import (
     CalibrationError,
-    CameraNotFoundError,
     CameraSettingsError,
     CameraTimeoutError,
     CaptureError,
     FrameIncompleteError,
     ProjectorLostError,
-    ProjectorNotFoundError,
     ProjectorSettingsError,
 )
 
@@ -324,33 +324,21 @@ def open_heads(
     what waiting cannot mend: a missing driver, a wrong calibration file, an absent projector.
     """
     heads: list[Head] = []
-    try:
+    with ExitStack() as opened:
         for item in settings:
             heads.append(_open_head(item, on_change))
-    except BaseException:
-        for head in heads:
-            head.close()
-        raise
-    return HeadScanner(heads, trigger_age_s=trigger_age_s)
+            opened.enter_context(closed_on_error(heads[-1]))
+        return HeadScanner(heads, trigger_age_s=trigger_age_s)
 
 
 def _open_head(item: HeadSettings, on_change: Callable[[Change], None] | None) -> Head:
     calibration = calibration_io.load(item.calibration)
-    if item.camera.driver not in camera.drivers():
-        raise CameraNotFoundError(
-            "no such camera driver",
-            which=f"head {item.name}: {item.camera.driver}",
-            expected=", ".join(sorted(camera.drivers())),
-        )
-    if item.projector.driver not in projector.drivers():
-        raise ProjectorNotFoundError(
-            "no such projector driver",
-            which=f"head {item.name}: {item.projector.driver}",
-            expected=", ".join(sorted(projector.drivers())),
-        )
+    camera.REGISTRY.find(item.camera.driver, f"head {item.name}: ")
+    projector.REGISTRY.find(item.projector.driver, f"head {item.name}: ")
     light = open_projector(item.projector)
-    eye = SupervisedCamera(item.camera, name=item.name, on_change=on_change)
-    try:
+    with closed_on_error(light):
+        eye = SupervisedCamera(item.camera, name=item.name, on_change=on_change)
+    with closed_on_error(light, eye):
         return Head(
             item.name,
             eye,
@@ -361,10 +349,6 @@ def _open_head(item: HeadSettings, on_change: Callable[[Change], None] | None) -
             recover_s=item.recover_s,
             reopen=lambda: open_projector(item.projector),
         )
-    except BaseException:
-        light.close()
-        eye.close()
-        raise
 
 
 def _equal(frame: Frame, other: Frame) -> bool:

@@ -22,13 +22,14 @@ from typing import Literal, Protocol, cast, get_args, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_station.capture.drivers import Registry
 from forge_station.errors import (
     ProjectorLostError,
     ProjectorNotFoundError,
     ProjectorSettingsError,
 )
 
-GROUP = "forge_station.projectors"
+REGISTRY = Registry("forge_station.projectors", "projector", ProjectorNotFoundError)
 
 Stepping = Literal["host", "camera", "projector"]
 
@@ -107,20 +108,12 @@ Opener = Callable[[ProjectorSettings], Projector]
 
 def drivers() -> dict[str, metadata.EntryPoint]:
     """Installed drivers by name; nothing is imported."""
-    return {point.name: point for point in metadata.entry_points(group=GROUP)}
+    return REGISTRY.installed()
 
 
 def open_projector(settings: ProjectorSettings) -> Projector:
     """Open the device. Raises ProjectorNotFoundError and the driver's errors."""
-    found = drivers()
-    if settings.driver not in found:
-        raise ProjectorNotFoundError(
-            "no such projector driver",
-            which=settings.driver,
-            expected=", ".join(sorted(found)) or "an installed driver",
-            action="check the name, or install the package that has the driver",
-        )
-    opener: Opener = found[settings.driver].load()
+    opener: Opener = REGISTRY.find(settings.driver).load()
     return opener(settings)
 
 

@@ -463,7 +463,7 @@ class SupervisedCamera:
         if self._on_change is not None:
             try:
                 self._on_change(change)
-            except Exception:
+            except Exception:  # whoever listens must not end the watch
                 log.exception("camera %s: on_change failed", self.name)
 
     # -- shared by both

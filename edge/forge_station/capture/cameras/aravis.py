@@ -38,6 +38,7 @@ from forge_station.capture.cameras.transport import (
     TransportCamera,
     checked_options,
 )
+from forge_station.capture.drivers import closed_on_error
 from forge_station.errors import CameraBusyError, CameraNotFoundError, CameraSettingsError
 
 DEFAULTS: Mapping[str, Value] = {"buffers": 16, "chunks": True, "packet_socket": False}
@@ -51,11 +52,8 @@ def open_aravis(settings: CameraSettings) -> Camera:
     options = checked_options(settings, DEFAULTS)
     source = f"{settings.driver} {settings.address or '(first camera)'}"
     transport = AravisTransport(settings.address, source, options)
-    try:
+    with closed_on_error(transport):
         return TransportCamera(transport, settings, source)
-    except Exception:
-        transport.close()
-        raise
 
 
 class AravisNodes:
@@ -139,11 +137,8 @@ class AravisTransport:
         self._handler = aravis.g_signal_connect_data(
             self._device, b"control-lost", self._callback, None, None, 0
         )
-        try:
+        with closed_on_error(self):
             self._refuse(address, source)
-        except Exception:
-            self.close()
-            raise
         if not options["packet_socket"] and aravis.arv_camera_is_gv_device(camera):
             aravis.arv_camera_gv_set_stream_options(camera, _NO_PACKET_SOCKET)
         aravis.arv_device_set_range_check_policy(self._device, _ENABLE)

@@ -28,6 +28,7 @@ from forge_station.capture.cameras.transport import (
     TransportCamera,
     checked_options,
 )
+from forge_station.capture.drivers import closed_on_error
 from forge_station.capture.scan3d import GRID, PROJECTED, Axis, Geometry, Pinhole
 from forge_station.errors import CameraSettingsError
 
@@ -43,11 +44,8 @@ def open_gentl3d(settings: CameraSettings) -> Camera:
     transport = harvesters_.HarvestersTransport(
         harvesters_.find_producer(options["producer"]), settings.address, source, options["buffers"]
     )
-    try:
+    with closed_on_error(transport):
         return RangeCamera(transport, settings, source)
-    except Exception:
-        transport.close()
-        raise
 
 
 @dataclass(frozen=True)

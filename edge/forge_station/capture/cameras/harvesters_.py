@@ -33,6 +33,7 @@ from forge_station.capture.cameras.transport import (
     TransportCamera,
     checked_options,
 )
+from forge_station.capture.drivers import closed_on_error
 from forge_station.errors import CameraBusyError, CameraNotFoundError, CameraSettingsError
 
 try:
@@ -67,11 +68,8 @@ def open_harvesters(settings: CameraSettings) -> Camera:
     source = f"{settings.driver} {settings.address or '(only camera)'}"
     producer = find_producer(options["producer"])
     transport = HarvestersTransport(producer, settings.address, source, options["buffers"])
-    try:
+    with closed_on_error(transport):
         return TransportCamera(transport, settings, source)
-    except Exception:
-        transport.close()
-        raise
 
 
 def find_producer(given: str, search_path: str | None = None) -> Path:
@@ -164,11 +162,8 @@ class HarvestersTransport:
         self._acquirer: Any = None
         self._lost = ""
         self._harvester = Harvester(logger=_log)
-        try:
+        with closed_on_error(self):
             self._open(producer, address, source)
-        except Exception:
-            self.close()
-            raise
         acquirer: Any = self._acquirer
         acquirer.num_buffers = max(acquirer.min_num_buffers, buffers)
         self._incomplete = _Incomplete()

@@ -26,6 +26,7 @@ from forge_station.capture.cameras.transport import (
     TransportCamera,
     checked_options,
 )
+from forge_station.capture.drivers import closed_on_error
 from forge_station.errors import CameraBusyError, CameraNotFoundError
 
 try:
@@ -45,11 +46,8 @@ def open_pylon(settings: CameraSettings) -> Camera:
     options = checked_options(settings, DEFAULTS)
     source = f"{settings.driver} {settings.address or '(only camera)'}"
     transport = PylonTransport(settings.address, source, options["buffers"])
-    try:
+    with closed_on_error(transport):
         return TransportCamera(transport, settings, source)
-    except Exception:
-        transport.close()
-        raise
 
 
 class PylonNodes:
