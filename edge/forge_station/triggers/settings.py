@@ -15,58 +15,56 @@ Queue = Annotated[int, Limit(0, 100)]
 Seconds = Annotated[float, Limit(0.01, 86400.0)]
 
 
-@dataclass(frozen=True)
-class SoftwareSource:
-    """`forge-station trigger` on this machine, over a Unix socket that only this user may open."""
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """What every source has."""
 
-    source: Literal["software"]
     part_number: str = ""
     """For triggers that name none; empty: the line's product, if it has only one."""
     queue: Queue = 0
     """Parts that may wait while one is in work; 0: a trigger that comes then is refused."""
+
+
+@dataclass(frozen=True)
+class SoftwareSource(_Source):
+    """`forge-station trigger` on this machine, over a Unix socket that only this user may open."""
+
+    source: Literal["software"]
     socket: Path | None = None
     """None: `trigger.sock` beside the outbox."""
 
 
 @dataclass(frozen=True)
-class StdinSource:
+class StdinSource(_Source):
     """A line of standard input a part: `SERIAL [PART_NUMBER]`. The station ends with the input."""
 
     source: Literal["stdin"]
-    part_number: str = ""
-    queue: Queue = 0
 
 
 @dataclass(frozen=True)
-class TimerSource:
+class TimerSource(_Source):
     """A part every so many seconds, for tests and for lines with a fixed beat."""
 
     source: Literal["timer"]
     period_s: Seconds
-    part_number: str = ""
-    queue: Queue = 0
 
 
 @dataclass(frozen=True)
-class CameraSource:
+class CameraSource(_Source):
     """A pulse on the camera's input line: its first frame is the trigger."""
 
     source: Literal["camera"]
-    part_number: str = ""
-    queue: Queue = 0
 
 
 @dataclass(frozen=True)
-class MqttSource:
+class MqttSource(_Source):
     """The signed command `capture` alone. (With every other source it works beside that one.)"""
 
     source: Literal["mqtt"]
-    part_number: str = ""
-    queue: Queue = 0
 
 
 @dataclass(frozen=True)
-class PlcSource:
+class PlcSource(_Source):
     """A PLC that polls this station over Modbus TCP (extra `plc`), see docs/TRIGGERS.md."""
 
     source: Literal["plc"]
@@ -77,8 +75,6 @@ class PlcSource:
     """Addresses that may connect; Modbus knows no password. Empty: only with a loopback host."""
     heartbeat_s: Annotated[float, Limit(0.1, 60.0)] = 2.0
     """The PLC's heartbeat must change within it, else the outputs go to the safe state."""
-    part_number: str = ""
-    queue: Queue = 0
 
     def __post_init__(self) -> None:
         record.check(self)
