@@ -17,6 +17,7 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -35,6 +36,7 @@ from forge_station.mes.topics import is_loopback
 STATIC = Path(__file__).with_name("static")
 LOCALES = Path(__file__).with_name("locale")
 TOKEN = "x-forge-token"
+LOCAL = ["127.0.0.1", "localhost", "::1", "[::1]"]
 HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'; object-src 'none'",
@@ -90,7 +92,10 @@ def build(context: Context) -> Starlette:
             yield
         context.review.close()
 
-    return Starlette(routes=found, middleware=[Middleware(Headers)], lifespan=lifespan)
+    middleware = [Middleware(Headers)]
+    if is_loopback(context.settings.host):  # a foreign name that was bound to this machine
+        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL))
+    return Starlette(routes=found, middleware=middleware, lifespan=lifespan)
 
 
 def guarded(context: Context, route: Route, role: Role) -> Route:

@@ -7,6 +7,7 @@ import getpass
 import importlib.util
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from forge_station.config import StationConfig, load_station
@@ -71,7 +72,8 @@ def serve(args: argparse.Namespace) -> int:
     config = load_station(args.station)
     host, port = args.host or config.hmi.host, args.port or config.hmi.port
     _require_allowed(config, host)
-    return serve_page(config, host, port)
+    config = replace(config, hmi=replace(config.hmi, host=host, port=port))
+    return serve_page(config)
 
 
 def _require_allowed(config: StationConfig, host: str) -> None:

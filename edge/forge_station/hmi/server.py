@@ -19,8 +19,9 @@ END_S = 2
 MOST_CONNECTIONS = 200
 
 
-def serve(config: StationConfig, host: str, port: int) -> int:
+def serve(config: StationConfig) -> int:
     """Raises ConfigError when the port or the certificate cannot be used."""
+    host, port = config.hmi.host, config.hmi.port
     tls = config.hmi.tls_cert is not None
     server = _Server(
         uvicorn.Config(
