@@ -30,9 +30,9 @@ from forge_station.mes.commands import CommandServer
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher, Timing
 from forge_station.mes.settings import SparkplugConfig
-from forge_station.mes.topics import MqttConfig
+from forge_station.mes.topics import MqttConfig, topic_of
 from tests.mes import signing_rig
-from tests.mes.rig import MOSQUITTO, Mosquitto
+from tests.mes.rig import MOSQUITTO, Mosquitto, wait_for
 
 needs_mosquitto = pytest.mark.skipif(MOSQUITTO is None, reason="no mosquitto on this machine")
 QUICK = Timing(reconnect_s=(0.05, 0.2), settle_s=0.0)
@@ -167,13 +167,25 @@ def test_no_station_and_no_answer_are_clear_errors(config: MqttConfig, tmp_path:
         commander.send("ping", timeout_s=0.3)
     with (
         Outbox(tmp_path / "o.db", ballast_bytes=0) as outbox,
-        Publisher(outbox, config, timing=QUICK),  # a station that takes no commands
+        Publisher(outbox, config, timing=QUICK) as publisher,
         Commander(config, signing_rig.KEY, "me") as commander,
-        pytest.raises(LinkError, match=r"does not answer.*its connection is ONLINE"),
     ):
-        commander.send("ping", timeout_s=0.5)
+        with pytest.raises(LinkError, match=r"takes no commands.*its connection is ONLINE"):
+            commander.send("ping")
+        publisher.subscribe(topic_of(config, "command", "+"), lambda _: None)
+        assert wait_for(lambda: _is_taken(commander))
+        with pytest.raises(LinkError, match=r"does not answer.*its connection is ONLINE"):
+            commander.send("ping", timeout_s=0.5)
     with pytest.raises(LinkError, match="no connection"):
         Commander(MqttConfig(port=1), signing_rig.KEY, "me").__enter__()
+
+
+def _is_taken(commander: Commander) -> bool:
+    try:
+        commander.publish("ping", b"{}")
+    except LinkError:
+        return False
+    return True
 
 
 def test_who_listens_or_commands_is_not_the_station(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from forge_station import private_key
 from forge_station.errors import ConfigError, LinkError
 from forge_station.mes import command, party, schema
-from forge_station.mes.link import equip
+from forge_station.mes.link import NO_SUBSCRIBERS, equip
 from forge_station.mes.stamp import uuid7
 from forge_station.mes.topics import MqttConfig, topic_of
 from forge_station.signing import PublicKey
@@ -153,16 +153,16 @@ class Commander:
                 "IN_PROGRESS",
             ):
                 return reply
-        state = self._conn.get("state") if self._conn else "unknown"
         raise LinkError(
             "the station does not answer",
             which=f"command {name}, {message['cmdId']}",
-            got=f"nothing in {timeout_s:g} s; its connection is {state}",
+            got=f"nothing in {timeout_s:g} s; its connection is {self._state()}",
             action="check that commands.keys of its file names a key; its audit messages say more",
         )
 
     def publish(self, name: str, body: bytes, *, retain: bool = False) -> None:
-        """Publish to a command topic as it is. Raises LinkError when the broker refuses it."""
+        """Publish to a command topic as it is. Raises LinkError when the broker refuses it, or
+        says that nobody takes commands there."""
         client = self._client
         if client is None:
             raise LinkError("the commander is not connected")
@@ -180,9 +180,20 @@ class Commander:
                     got=reason,
                     action="its access rules must let this certificate or user write in/cmd",
                 )
+            if packet == info.mid and reason.value == NO_SUBSCRIBERS:
+                raise LinkError(
+                    "the station takes no commands",
+                    which=topic_of(self._config, "command", name),
+                    got=f"{reason}; its connection is {self._state()}",
+                    action="one that is starting takes them once it is ready; else commands.keys of"
+                    " its file must name a key",
+                )
             if packet == info.mid:
                 return
         raise LinkError("the broker does not confirm", got=f"nothing in {self._timeout_s:g} s")
+
+    def _state(self) -> str:
+        return str(self._conn["state"]) if self._conn else "unknown"
 
     def _new_client(self) -> mqtt.Client:
         config = self._config

@@ -38,6 +38,7 @@ INBOUND_BYTES = 2_000_000
 WINDOW = 20
 """Most messages on their way at once; a broker may demand fewer."""
 
+NO_SUBSCRIBERS = 0x10
 UNSUPPORTED_VERSION = 0x84
 TAKEN_OVER = 0x8E
 

@@ -30,7 +30,7 @@ from forge_station.mes import delivery, payloads, publication
 from forge_station.mes import link as mqtt_link
 from forge_station.mes.backlog import Backlog
 from forge_station.mes.delivery import Connect, Connection, Handler, Stats, Timing
-from forge_station.mes.link import Acknowledged, Down, Event, Inbound, Outgoing
+from forge_station.mes.link import NO_SUBSCRIBERS, Acknowledged, Down, Event, Inbound, Outgoing
 from forge_station.mes.mailbox import Mailbox
 from forge_station.mes.outbox import FORMAT_INVALID, Outbox, OutboxFull, Replayed, Row
 from forge_station.mes.receipts import BATCH_ROWS, Heard, Receipts
@@ -40,7 +40,6 @@ from forge_station.mes.topics import STREAMS, MqttConfig, topic_of
 
 log = logging.getLogger(__name__)
 
-NO_SUBSCRIBERS = 0x10
 QUOTA_EXCEEDED = 0x97
 TOPIC_INVALID = 0x90
 PACKET_TOO_LARGE = 0x95
