@@ -1,4 +1,4 @@
-"""A station as the page sees it: the real board, fed with verdicts made here, and its other files."""
+"""A station as the page sees it: the real board, fed with verdicts made here, and other files."""
 
 from __future__ import annotations
 
