@@ -73,13 +73,21 @@ class Stage:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file = station_file(self.folder, **self.hmi)
         self.config: StationConfig = load_station(self.file)
-        self.board = Board(self.config.outbox, "0badcafe")
-        self.board.__enter__()
+        self._begin()
         self._alarms = self.config.outbox.with_name(f"{self.config.outbox.name}.alarms.json")
         return self
 
     def __exit__(self, *_: object) -> None:
         self.board.__exit__(None, None, None)
+
+    def _begin(self) -> None:
+        self.board = Board(self.config.outbox, "0badcafe")
+        self.board.__enter__()
+
+    def end(self) -> None:
+        """The station ends. What is told afterwards is of another run of it."""
+        self.board.__exit__(None, None, None)
+        self._begin()
 
     def status(self, **changed: Any) -> None:
         self.board.status({**FINE, **changed})
@@ -89,7 +97,7 @@ class Stage:
         self.number += 1
         found = verdict(outcome, self.number, advisory=advisory)
         assert Verdict.from_dict(found).outcome.value == outcome
-        if picture:
+        if picture and outcome != "ERROR":
             self._picture(found)
         self.board.part(found)
         return str(found["result_id"])
@@ -150,7 +158,8 @@ def verdict(outcome: str, number: int, *, advisory: bool = False) -> dict[str, A
     if outcome == "FAIL":
         checks = checks[:3]
     score = {"PASS": -3.4, "FAIL": 2.8, "UNSURE": -0.6}.get(outcome)
-    cells = [[9, 6], [9, 7], [10, 5], [10, 6], [10, 7]] if blame == "surface" else []
+    marked = outcome == "FAIL" or (outcome == "UNSURE" and not advisory)
+    cells = [[9, 6], [9, 7], [10, 5], [10, 6], [10, 7]] if marked else []
     return {
         "schema": SCHEMA,
         "result_id": uuid7(),

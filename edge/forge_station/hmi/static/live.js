@@ -4,7 +4,7 @@ import { Button, faultText, html, useEffect, useMemo, useState } from './ui.js';
 import { Lamp, OUTCOMES, Shape } from './shapes.js';
 
 const CAP_MM = 35.5;  // height of a capital letter of the verdict: read at 5 m
-const GLYPH_MM = 44.5;  // of a Chinese one, whose strokes are denser
+const GLYPH_MM = 45;  // of a Chinese one, whose strokes are denser
 const WORD_MM = 46;
 const SPACING = 0.03;  // between letters, of the font's size
 const SILENT_S = 15;
@@ -32,13 +32,18 @@ export default function Live(props) {
       </div>
     </div>
     <${Alarm} ...${props} />
-    <${Foot} ...${{ t, station: state?.station }} />`;
+    <${Foot} ...${{ t, station: state?.station, known: !isSilent(state) }} />`;
+}
+
+// Whether nothing is known of the station now: it has ended, or does not say how it is.
+function isSilent(state) {
+  const station = state?.station;
+  return Boolean(station && (station.ended || (state.silent_s ?? 0) > SILENT_S));
 }
 
 function Band({ t, state, part }) {
   const station = state?.station;
-  const silent = station && (station.ended || (state.silent_s ?? 0) > SILENT_S);
-  const cover = silent && html`<div class="silent" role="alert">
+  const cover = isSilent(state) && html`<div class="silent" role="alert">
     <b>${t(station.ended ? 'station.ended' : 'station.silent')}</b>
     <span>${t('notlive.since', { time: t.time(new Date(station.time)) })}</span></div>`;
   if (!part) {
@@ -247,16 +252,16 @@ function Alarm({ api, t, state, user, page }) {
 const DRIFT = ['PASS', 'PASS', 'UNSURE', 'FAIL'];
 const signOf = (well) => (well === null || well === undefined ? null : well ? 'PASS' : 'FAIL');
 
-function Foot({ t, station }) {
+function Foot({ t, station, known }) {
   const bundle = station?.bundle;
   const held = station?.certificate;
   const level = station?.drift?.level ?? null;
   const per = held && t.number(100 * held.escape, 2).replace(/[.,]?0+$/, '');
   return html`<footer class="foot">
-    <${Lamp} outcome=${signOf(station?.link)}>${t('lamp.link')}<//>
-    <${Lamp} outcome=${signOf(station?.camera)}>${t('lamp.camera')}<//>
-    <${Lamp} outcome=${signOf(station && station.state === 'OPERATIONAL' && !station.stopped)}>${t('lamp.scan')}<//>
-    <${Lamp} outcome=${DRIFT[level] ?? null}>${level === null ? t('drift.none') : t('drift', { n: level })}<//>
+    <${Lamp} outcome=${signOf(known ? station?.link : null)}>${t('lamp.link')}<//>
+    <${Lamp} outcome=${signOf(known ? station?.camera : null)}>${t('lamp.camera')}<//>
+    <${Lamp} outcome=${signOf(known ? station && station.state === 'OPERATIONAL' && !station.stopped : false)}>${t('lamp.scan')}<//>
+    <${Lamp} outcome=${(known && DRIFT[level]) || null}>${level === null ? t('drift.none') : t('drift', { n: level })}<//>
     ${station && !held && html`<span class="advisory">${t('advisory')}</span>`}
     <span class="permit">${bundle ? `${bundle.name} ${bundle.version} · ${bundle.sha256.slice(0, 8)}` : ''}
       ${held ? ` · ${t('certified', { escape: per, confidence: t.number(100 * held.confidence), until: held.expires.slice(0, 10) })}` : station ? ` · ${station.permit}` : ''}</span>
