@@ -200,7 +200,10 @@ def run_suggest(args: argparse.Namespace) -> dict[str, Any]:
         raise CalibrationError(
             "parts to choose with are missing", expected="--rows, or --evidence and --labels"
         )
-    done = suggest.suggest(rows, limits, escape=args.escape, overkill=args.overkill)
+    escape = args.escape
+    if args.like is not None:
+        escape = suggest.escape_of(read_rows(args.like, _UNUSED))
+    done = suggest.suggest(rows, limits, escape=escape, overkill=args.overkill)
     print(suggest.table(done))
     report = {
         "thresholds": done.thresholds,
@@ -258,6 +261,10 @@ def build_parser() -> argparse.ArgumentParser:
     offer.add_argument(
         "--escape", type=_share, default=0.05, help="of the defective parts that pass, default 0.05"
     )
+    offer.add_argument(
+        "--like", type=Path, metavar="ROWS",
+        help="rows of the bundle in use on the same parts: let through the share that it lets",
+    )  # fmt: skip
     offer.add_argument(
         "--overkill", type=_share, default=0.02, help="of the good parts that FAIL, default 0.02"
     )

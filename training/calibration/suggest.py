@@ -131,6 +131,19 @@ def figures(parts: Sequence[Scored], fail: float, unsure: float) -> Figures:
     )
 
 
+def escape_of(rows: Sequence[Row]) -> float:
+    """The share of the defective parts that the bundle of these rows lets through, surfaces only.
+    CalibrationError without any."""
+    bad = [
+        row.outcome
+        for row in rows
+        if row.task == _SURFACE and row.expected == "FAIL" and row.provenance != "harvested"
+    ]
+    if not bad:
+        raise CalibrationError("no defective part whose surface the bundle in use was asked about")
+    return bad.count("PASS") / len(bad)
+
+
 def choose(parts: Sequence[Scored], escape: float, overkill: float) -> tuple[float, float]:
     """(defect_fail, defect_unsure) of the two shares asked for, on these parts."""
     reach = sorted(

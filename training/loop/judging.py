@@ -57,7 +57,7 @@ def draft(loop: Loop) -> Notes:
 
 def judge(loop: Loop) -> Notes:
     """Rows of all parts whose truth is known and that trained nothing."""
-    found, left_out = _rows(loop, loop.out / "draft")
+    found, left_out = _rows(loop, loop.out / "draft", "draft")
     _keep(loop.out / "rows.jsonl", found)
     return {"rows": dict(Counter(row.provenance or "not told" for row in found)), **left_out}
 
@@ -70,11 +70,14 @@ def calibrate(loop: Loop) -> Notes:
     chosen, notes = dict(before), {"limits": "as the recipe has them"}
     if own.suggest:
         rows = _carrying(read_rows(loop.out / "rows.jsonl", _LONG))
+        escape = own.suggest_escape
+        if own.before is not None:
+            in_use, _ = _rows(loop, loop.path(own.before), "in-use")
+            escape = suggest.escape_of(_carrying(in_use))
         try:
             done = suggest.suggest(
-                rows, Thresholds.read(before),
-                escape=own.suggest_escape, overkill=own.suggest_overkill,
-            )  # fmt: skip
+                rows, Thresholds.read(before), escape=escape, overkill=own.suggest_overkill
+            )
         except CalibrationError as error:
             notes = {"limits": f"as the recipe has them, no others: {error}"}
         else:
@@ -126,7 +129,7 @@ def certify(loop: Loop) -> Notes:
     if manifest.model_sha256 == read_manifest(loop.out / "draft").model_sha256:
         rows = read_rows(loop.out / "rows.jsonl", _LONG)
     else:
-        rows, _ = _rows(loop, loop.bundle)
+        rows, _ = _rows(loop, loop.bundle, "released")
     sizes = Promised() if own.promised is None else promised.read(loop.path(own.promised))
     settings = Certifying(
         target=Target(own.escape, own.confidence, own.overkill, own.together),
@@ -213,9 +216,9 @@ def _write(
     return read_manifest(out)
 
 
-def _rows(loop: Loop, bundle: Path) -> tuple[list[Row], Notes]:
+def _rows(loop: Loop, bundle: Path, name: str) -> tuple[list[Row], Notes]:
     """Rows of the cases, and of the labelled parts that were held back."""
-    found = _case_rows(loop, bundle, loop.out / f"rows-cases-{bundle.name}.jsonl")
+    found = _case_rows(loop, bundle, loop.out / f"rows-cases-{name}.jsonl")
     held = loop.held_back()
     left_out: Mapping[str, int] = {}
     if held:

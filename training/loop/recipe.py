@@ -54,7 +54,7 @@ class Sft:
 class Grpo:
     """GRPO (training.grpo) after it. `prompts` 0: left out."""
 
-    prompts: Count = 0
+    prompts: Count = 64
     batch: Positive = 16
     group: Annotated[int, Limit(2)] = 4
     rate: NotNegative = 0.1
@@ -83,6 +83,9 @@ class Claim:
     suggest: bool = False
     suggest_escape: Probability = 0.05
     suggest_overkill: Probability = 0.02
+    before: str | None = None
+    """Folder of the bundle in use: let through the share of defective parts that it lets, on the
+    same parts, in place of `suggest_escape`."""
     escape: Probability = 0.1
     confidence: Probability = 0.95
     overkill: Probability = 0.02

@@ -82,7 +82,8 @@ class Loop:
             )  # fmt: skip
         if loop.key is not None:
             private_key.read(loop.key)
-        for name in (*found.data, *filter(None, (found.parts.cases,))):
+        named = (found.parts.cases, found.calibrate.before)
+        for name in (*found.data, *filter(None, named)):
             if not loop.path(name).is_dir():
                 raise LineError("no such folder", which=loop.path(name), got=recipe.FILE)
         return replace(loop, products=tuple(spec.parse_line(data, str(path)).products))
@@ -160,8 +161,7 @@ class Loop:
             ),
             Step(
                 "parts", "parts whose truth is known, where the recipe names none",
-                lambda _: state.of([own.parts, self.inspected, *_listing(self.cases)]
-                                   if own.parts.cases else [own.parts, self.inspected]),
+                lambda _: state.of([own.parts, self.inspected, self._named_cases()]),
                 files("cases") if own.parts.cases is None else (), self.make_parts,
                 0.0 if own.parts.cases else 1.5 * judged, goes_on=True,
             ),
@@ -175,19 +175,19 @@ class Loop:
             ),
             Step(
                 "judge", "labelled parts that did not train, and the others, as the draft judges",
-                lambda now: _made(now, "draft", "parts", "labels"),
+                lambda now: state.of([_made(now, "draft", "parts", "labels"), self._named_cases()]),
                 files("rows.jsonl"), lambda: judging.judge(self), 0.5 * judged + 20,
             ),
             Step(
                 "calibrate", "limits: those of the recipe, or suggested ones",
-                lambda now: state.of([own.calibrate, own.thresholds, _made(now, "judge")]),
+                lambda now: state.of([own.calibrate, self._in_use(), _made(now, "judge")]),
                 files("thresholds.json", "suggest"), lambda: judging.calibrate(self), 1,
             ),
             Step(
                 "export", "the bundle, with its golden set",
                 lambda now: state.of(
-                    [own.name, own.version, own.golden, self.release, _made(now, "draft", "parts"),
-                     _made(now, "calibrate")]
+                    [own.name, own.version, own.golden, self.release, self._named_cases(),
+                     _made(now, "draft", "parts", "calibrate")]
                 ),
                 files("bundle/manifest.json"), lambda: judging.export(self), 10 + own.golden,
             ),
@@ -199,7 +199,8 @@ class Loop:
             Step(
                 "certify", "the certificate, where the parts suffice",
                 lambda now: state.of(
-                    [own.calibrate, _made(now, "export", "judge"), _key_of(self.key)]
+                    [own.calibrate, self._promised(), _made(now, "export", "judge"),
+                     _key_of(self.key)]
                 ),
                 files("calibration", "bundle/certificate.json"), lambda: judging.certify(self), 2,
             ),
@@ -217,6 +218,18 @@ class Loop:
                 lambda: judging.self_test(self), 5 + own.golden,
             ),
         ]  # fmt: skip
+
+    def _named_cases(self) -> list[str]:
+        """The files of the cases that the recipe names: they are no step's, and may change."""
+        return _listing(self.cases) if self.recipe.parts.cases is not None else []
+
+    def _in_use(self) -> str:
+        named = self.recipe.calibrate.before
+        return "" if named is None else state.digest(self.path(named) / "manifest.json")
+
+    def _promised(self) -> str:
+        named = self.recipe.calibrate.promised
+        return "" if named is None else state.digest(self.path(named))
 
     # ------------------------------------------------------------ data
 

@@ -86,6 +86,15 @@ def test_harvested_parts_say_nothing_of_escapes():
     assert done.now.escape.of == 40
 
 
+def test_the_bundle_in_use_may_set_the_share():
+    rows = sets.rows(50, 40, gap=2.0)
+    passed = sum(row.outcome == "PASS" and row.expected == "FAIL" for row in rows)
+    harvested = sets.rows(0, 30, seed=2, provenance="harvested")
+    assert suggest.escape_of(rows + harvested) == passed / 40
+    with pytest.raises(CalibrationError, match="no defective part"):
+        suggest.escape_of(harvested)
+
+
 def test_too_few_parts_choose_nothing():
     with pytest.raises(CalibrationError, match="too few labelled parts"):
         suggest.suggest(sets.rows(40, 6), LIMITS, escape=0.05, overkill=0.02)
