@@ -19,7 +19,6 @@ from forge_station.evidence.retention import drawn
 from forge_station.hmi.review.queue import Queue
 from forge_station.hmi.review.settings import ReviewSettings
 from forge_station.pipeline import Gates, Job
-from forge_station.vlm.grid_readout import Readout
 from tests.hmi.stage import verdict
 from tests.station.test_evidence import inspection
 from tests.station.test_station import LINE
@@ -77,7 +76,7 @@ def case() -> bytes:
     """A block on the tray, as a station keeps it."""
     found = inspection()
     decider = Decider(
-        "b" * 64, "m", "1", "CPU", 1, Thresholds(), 1.0, Readout(), Fusion(), Gates(), None, "", ""
+        "b" * 64, "m", "1", "CPU", 1, Thresholds(), 1.0, "rows", Fusion(), Gates(), None, "", ""
     )
     job = Job(found.verdict.result_id, "SN-1", LINE.products[0])
     return Case.of(job, found, decider).to_bytes()

@@ -6,11 +6,10 @@ Each call opens the index anew, so that any thread may call. A folder that is no
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from forge_station.contract.verdict import Verdict
 from forge_station.errors import InputError
 from forge_station.evidence.case import Case
 from forge_station.evidence.folder import EvidenceError, Folder
@@ -69,16 +68,15 @@ class Evidence:
                 raise gone(result_id)
             return folder.mark(row, mark)
 
-    def verdict(self, row: Row) -> Mapping[str, Any]:
-        """`Verdict.to_dict()` of the part. Raises EvidenceError."""
+    def verdict(self, row: Row) -> dict[str, Any]:
+        """`Verdict.to_dict()` of the part. Raises EvidenceError, ContractError."""
         path = self.folder / f"{row.name}{VERDICT}"
-        with suppress(FileNotFoundError):
-            try:
-                found: Mapping[str, Any] = json.loads(path.read_bytes())
-                return found
-            except (OSError, ValueError) as error:
-                raise EvidenceError("verdict cannot be read", which=path, got=error) from error
-        raise gone(row.result_id)
+        try:
+            return Verdict.from_dict(json.loads(path.read_bytes())).to_dict()
+        except FileNotFoundError:
+            raise gone(row.result_id) from None
+        except (OSError, json.JSONDecodeError) as error:
+            raise EvidenceError("verdict cannot be read", which=path, got=error) from error
 
     def case(self, row: Row) -> Case:
         """What the part was judged by. Raises EvidenceError, InputError."""

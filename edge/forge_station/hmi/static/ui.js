@@ -13,7 +13,7 @@ export const HOLD_MS = 1000;
 
 // A button that acts on release, once in 300 ms. `kind`: primary (22 mm), secondary (15 mm), quiet.
 export function Button({ onPress, kind = 'secondary', disabled, label, children, ...rest }) {
-  const last = useRef(0);
+  const last = useRef(-DEBOUNCE_MS);
   const press = () => {
     const now = performance.now();
     if (disabled || now - last.current < DEBOUNCE_MS) return;
