@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
@@ -44,7 +45,7 @@ class Board:
         self._boot_id = boot_id
         self._lines: deque[str] = deque(maxlen=MOST_WAITING)
         self._number = 0
-        self._status: Mapping[str, Any] = {}
+        self._status: Mapping[str, Any] | None = None
         self._written: Mapping[str, Any] | None = None
         self._changed = threading.Condition()
         self._ending = False
@@ -92,8 +93,9 @@ class Board:
                 ending, status = self._ending, self._status
             try:
                 self._write_parts()
-                now = datetime.now().timestamp()
-                if status != self._written or now - written_at >= STATUS_S or ending:
+                now = time.monotonic()
+                due = status != self._written or now - written_at >= STATUS_S or ending
+                if status is not None and due:
                     self._write_status(status, ending)
                     written_at, self._written = now, status
                 self._say(None)
