@@ -22,7 +22,7 @@ from forge_station.hmi.users import Role
 from tests.hmi.review_rig import store
 from tests.hmi.stage import Stage, verdict
 
-PIN = "862042"
+PIN, ORIGIN = "862042", "http://127.0.0.1"
 
 
 class Panel:
@@ -31,7 +31,7 @@ class Panel:
     def __init__(self, client: TestClient, name: str) -> None:
         self.client = client
         given = client.post(
-            "/api/session/login", json={"name": name, "pin": PIN}, headers={"origin": "http://page"}
+            "/api/session/login", json={"name": name, "pin": PIN}, headers={"origin": ORIGIN}
         )
         self.token = given.json()["token"]
 
@@ -41,7 +41,7 @@ class Panel:
         return found.json()
 
     def post(self, path: str, **body: Any) -> Any:
-        headers = {"origin": "http://page", TOKEN: self.token}
+        headers = {"origin": ORIGIN, TOKEN: self.token}
         return self.client.post(path, json=body, headers=headers)
 
 
@@ -57,7 +57,7 @@ def panel(stage: Stage) -> Iterator[Panel]:
     context.users.add("adm", Role.ADMIN, PIN)
     context.users.add("anna", Role.OPERATOR, PIN)
     context.users.add("lea", Role.LEAD, PIN)
-    yield Panel(TestClient(build(context), base_url="http://page"), "anna")
+    yield Panel(TestClient(build(context), base_url=ORIGIN), "anna")
     context.review.close()
 
 
