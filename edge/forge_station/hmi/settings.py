@@ -62,7 +62,7 @@ class HmiConfig:
     language: Language = "en"
     """Until somebody chooses another one at the panel."""
     palette: Literal["muted", "classic"] = "muted"
-    """classic: saturated colours, where a site expects them."""
+    """classic: a saturated green, where a site expects it."""
     shifts: tuple[ClockTime, ...] = ("06:00", "14:00", "22:00")
     """When shifts begin, local time. Counters begin anew."""
     takt_s: Annotated[float, Limit(0.0, 86_400.0)] = 0.0
