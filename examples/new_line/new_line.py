@@ -250,7 +250,9 @@ def report(shop: Shop, done: list[dict[str, Any]]) -> dict[str, Any]:
     for name in STATIONS:
         ends = []
         for steps_told in told(shop, name).values():
-            known = {number: (state, at) for number, state, at in steps_told}
+            known: dict[int, tuple[str, datetime]] = {}
+            for number, state, at in steps_told:
+                known.setdefault(number, (state, at))  # later ones tell how far a state is
             require(
                 f"the MES of {name} was told every state, in order",
                 [known[number][0] for number in sorted(known)][:-1],

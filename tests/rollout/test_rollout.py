@@ -183,6 +183,7 @@ def test_abort_takes_back_who_is_under_way(plant: Plant) -> None:
         until(lambda: steps(plant)["s2"] == ("UNDER_WAY", "SHADOW"))
         until(lambda: steps(plant)["s3"][0] == "DONE")
         assert rollout(plant, "resume") == 64, "one process at a time"
+        assert (rollout(plant, "pause"), rollout(plant, "resume")) == (0, 0), "of the other one"
         assert rollout(plant, "abort") == 0
     finally:
         thread.join(30)
@@ -191,6 +192,23 @@ def test_abort_takes_back_who_is_under_way(plant: Plant) -> None:
         "s1": ("DONE", "SUCCEEDED"), "s2": ("BACK", "CANCELED"), "s3": ("DONE", "SUCCEEDED"),
     }  # fmt: skip
     assert plant.releases == {"s1": 2, "s2": 1, "s3": 2}
+
+
+def test_another_file_under_the_name_of_the_bundle_is_refused(
+    plant: Plant, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant.add("s1", running=False)
+    stick = str(plant.folder / "stick")
+    stations = [{"name": "s1", "stick": stick}]
+    file = bundle(plant.folder, 2)
+    plant.plan(file, groups=None, stations=stations, mqtt=None)
+    assert rollout(plant, "start", "--no-wait") == 2
+    shutil.copyfile(bundle(plant.folder, 3), file)
+    assert rollout(plant, "resume") == 64
+    assert "another one than when the rollout began" in capsys.readouterr().err
+    (plant.folder / "stick").mkdir()
+    assert rollout(plant, "abort") == 1
+    assert record(plant).phase == "ABORTED"
 
 
 def test_abort_with_back_where_no_process_is_at_it(plant: Plant) -> None:

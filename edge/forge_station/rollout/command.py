@@ -150,7 +150,13 @@ def _start(args: argparse.Namespace) -> int:
 def _resume(args: argparse.Namespace) -> int:
     folder = _folder(args)
     folder.read()
+    paused = folder.asked(PAUSE) is not None
     folder.forget(PAUSE)
+    with folder.alone() as free:
+        pass
+    if paused and not free:
+        print("paused no more; the process that carries it out goes on")
+        return DONE
     return _carry_out(folder, args)
 
 
@@ -215,7 +221,9 @@ def _carry_out(folder: Folder, args: argparse.Namespace) -> int:
                 action="leave it to that one; status, pause, approve and abort work from here",
             )
         plan = _plan_of(folder, args.plan)
-        _require_same(plan, folder.read())
+        found = folder.read()
+        if found.phase == "RUNNING" and folder.asked(ABORT) is None:
+            _require_same(plan, found)
         ways = stack.enter_context(_ways(plan, args))
         if plan.serve:
             files = {plan.bundle_of(item) for item in plan.stations if item.stick is None}
@@ -240,9 +248,11 @@ def _carry_out(folder: Folder, args: argparse.Namespace) -> int:
 
 def _require_same(plan: Plan, found: RolloutRecord) -> None:
     """The bundle files are those that the rollout began with. Raises BundleError."""
+    releases = {path: _release(path) for path in {plan.bundle_of(s) for s in plan.stations}}
     for item in plan.stations:
         wanted, path = found.station(item.name).release, plan.bundle_of(item)
-        if found.phase in OVER or (got := _release_once(path)).sha256 == wanted.sha256:
+        got = releases[path]
+        if got.sha256 == wanted.sha256:
             continue
         raise BundleError(
             "the bundle file is another one than when the rollout began",
@@ -251,15 +261,6 @@ def _require_same(plan: Plan, found: RolloutRecord) -> None:
             got=f"release {got.release_counter}, {got.sha256[:16]}...",
             action="put the file back, or abort and begin another rollout",
         )
-
-
-_KNOWN: dict[Path, Release] = {}
-
-
-def _release_once(path: Path) -> Release:
-    if path not in _KNOWN:
-        _KNOWN[path] = _release(path)
-    return _KNOWN[path]
 
 
 def _tell_end(found: RolloutRecord, waits_for: str, args: argparse.Namespace, out: TextIO) -> int:
