@@ -158,6 +158,8 @@ def configuration(
         *([] if folder.name == DROP_IN else ["persistence_location /var/lib/mosquitto/"]),
         "max_queued_messages 1000000",
         "max_packet_size 2000000",
+        "# A confirmation does not wait for the next message of the station (up to 40 ms).",
+        "set_tcp_nodelay true",
     ]
     return "\n".join(lines) + "\n"
 

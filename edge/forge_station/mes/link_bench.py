@@ -286,7 +286,7 @@ def _broker() -> Iterator[int]:
         file = Path(folder) / "mosquitto.conf"
         file.write_text(
             f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n"
-            "log_dest none\nmax_queued_messages 0\n"
+            "log_dest none\nmax_queued_messages 0\nset_tcp_nodelay true\n"
         )
         process = subprocess.Popen([program, "-c", str(file)], stderr=subprocess.DEVNULL)
         try:
