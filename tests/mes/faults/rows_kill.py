@@ -73,8 +73,8 @@ def broker_killed_consumer_away(folder: Path, short: bool, receipts: str | None)
         station = Station(config, folder / "outbox.db", timing=timing)
         with Mes(config, folder) as mes:
             station.start()
-            time.sleep(1.0)
             for _ in range(kills):
+                checks.that(_flows(station, mes), "what is committed does not reach the consumer")
                 mes.leave()
                 away = len(station.committed)
                 wait_for(lambda away=away: len(station.committed) > away + 20, 10.0)
@@ -82,12 +82,22 @@ def broker_killed_consumer_away(folder: Path, short: bool, receipts: str | None)
                 restart(broker)
                 time.sleep(0.7)
                 mes.come()
-                time.sleep(1.5)
             station.kill()
             counted = settle(station, mes)
     if receipts is None:
         checks.that(counted.gaps > 0, "the consumer saw no gap: nothing was tried")
     return judged(counted, kills, checks, f", {counted.gaps} missing at worst", 200)
+
+
+def _flows(station: Station, mes: Mes) -> bool:
+    """Whether what is committed from now on arrives."""
+    known = len(station.committed)
+
+    def arrived() -> bool:
+        fresh = station.committed[known : known + 5]
+        return len(fresh) == 5 and mes.seen.keys() >= set(fresh)
+
+    return wait_for(arrived, 20.0)
 
 
 ROWS = [
