@@ -3,7 +3,7 @@
     python examples/new_line/new_line.py --out out/new_line
 
 Stations, scanners and parts are simulated; all else is what a plant uses, and every command is
-printed before it runs. It takes about four minutes of CPU and ten of time. No checkpoint and no
+printed before it runs. It takes about two minutes of CPU and six of time. No checkpoint and no
 torch: the parts are in the catalogue that the demo's model knows, so the line needs a line file, a
 golden set and a release. (A line whose parts the model reads badly is trained first; give its
 bundle folder as --bundle, and --certificate-key.)

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from export.reline import Relined, reline
+from forge_station.config import load_line
+from forge_station.contract import certificate
+from forge_station.contract.catalogue import by_id
 from forge_station.contract.certificate import CERTIFICATE_NAME
 from forge_station.contract.error import StationError
 from forge_station.contract.seal import SEAL_NAME
@@ -56,6 +59,18 @@ def test_other_rules_keep_graphs_and_certificate(demo: Path, tmp_path: Path) -> 
     ).read_bytes()
     assert not (tmp_path / "b" / SEAL_NAME).exists(), "whoever releases it signs it"
     assert before.sha256 in (tmp_path / "b" / "MODEL_CARD.md").read_text()
+
+
+def test_the_line_of_the_example_is_covered_by_the_certificate_that_comes_along(
+    repository: Path, demo: Path, tmp_path: Path
+) -> None:
+    file = repository / "examples/new_line/line.yaml"
+    _, kept = reline(demo, tmp_path / "b", Relined(file, "clamping"))
+    assert kept
+    signed = certificate.parse((tmp_path / "b" / CERTIFICATE_NAME).read_bytes())
+    for product in load_line(file).products:
+        families = {by_id(part).workpiece for part in product.parts}
+        assert certificate.uncovered(signed.certificate, product, families, True) is None
 
 
 @pytest.mark.parametrize("change", ["thresholds", "references"])
