@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -47,17 +48,18 @@ class Served:
 
     process: subprocess.Popen[str]
     port: int
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/"
+        return f"{self.scheme}://127.0.0.1:{self.port}/"
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
 
 @contextmanager
-def served(stage: Stage, port: int = 0) -> Iterator[Served]:
+def served(stage: Stage, port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator[Served]:
     """`forge-station hmi` on the stage's station, until the block ends."""
     port = port or free_port()
     process = subprocess.Popen(
@@ -68,17 +70,18 @@ def served(stage: Stage, port: int = 0) -> Iterator[Served]:
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        assert "the page: http" in process.stdout.readline()
+        page = Served(process, port, "https" if tls else "http")
+        assert f"the page: {page.scheme}://" in process.stdout.readline()
 
         def answers() -> bool:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/page", timeout=5):
+                with urllib.request.urlopen(f"{page.url}api/page", timeout=5, context=tls):
                     return True
             except OSError:
                 return False
 
         assert wait_for(answers, BEGIN_S)
-        yield Served(process, port)
+        yield page
     finally:
         process.send_signal(signal.SIGCONT)
         process.kill()

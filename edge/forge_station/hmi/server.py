@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 
 import uvicorn
 
@@ -39,17 +40,20 @@ def serve(config: StationConfig) -> int:
         )
     )
     try:
-        server.config.load()
-        sock = server.config.bind_socket()
-    except (OSError, SystemExit) as error:
+        server.config.load()  # reads the certificate
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.create_server((host, port), family=family)
+    except OSError as error:
         raise ConfigError(
             "the page cannot be served",
             which=f"{host}:{port}",
             got=error,
             action="set hmi.port to a free port; check hmi.tls_cert and hmi.tls_key",
         ) from error
-    print(f"the page: http{'s' if tls else ''}://{host}:{sock.getsockname()[1]}/", flush=True)
-    server.run(sockets=[sock])
+    with sock:
+        name = f"[{host}]" if ":" in host else host
+        print(f"the page: http{'s' if tls else ''}://{name}:{port}/", flush=True)
+        server.run(sockets=[sock])
     return 0
 
 
