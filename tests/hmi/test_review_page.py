@@ -173,7 +173,8 @@ def test_cells_by_block_then_cell_and_a_changed_answer_is_a_second_record(desk):
     top.locator(".tap").nth(0).click()
     top.locator(".tap").nth(6).click()
     desk.page.get_by_role("button", name="dent").click()
-    desk.press(".paint .save")
+    desk.page.wait_for_timeout(350)
+    desk.press(".answers .next")
     desk.page.wait_for_selector(".told .tile")
     painted = desk.labels[-1]
     assert (painted["defect"], painted["cells"]) == ("dent", {"top": [[4, 4], [5, 6]]})
@@ -245,7 +246,7 @@ def test_the_lead_decides_and_reads_figures_and_history(desk):
     desk.no_violations()
     assert desk.page.evaluate("document.body.scrollWidth <= innerWidth")
     desk.page.locator(".row").first.click()
-    desk.page.wait_for_selector(".facts")
+    desk.page.wait_for_selector(".known")
     desk.no_violations()
 
 

@@ -125,7 +125,7 @@ function Part({ api, t, user, id, back, onMark }) {
   const { verdict } = part;
   const seen = part.parts.find((item) => item.mark === mark);
   const digest = (text) => (text ? html`<code title=${text}>${text.slice(0, 16)}</code>` : '–');
-  return html`<div class="history part">
+  return html`<div class="history detail">
     <div class="bar">
       <${Button} onPress=${back}>← ${t('history.back')}<//>
       <span class=${`tag big ${part.outcome.toLowerCase()}`}><span class="icon" aria-hidden="true">${ICON[part.outcome]}</span> ${t(`outcome.${part.outcome}`)}</span>
@@ -146,7 +146,7 @@ function Part({ api, t, user, id, back, onMark }) {
         ${done && html`<span role="status">${done}</span>`}
       </div>
     </div>
-    <div class="facts" tabindex="0" role="region" aria-label=${t('history.facts')}>
+    <div class="known" tabindex="0" role="region" aria-label=${t('history.facts')}>
       <h2>${t('history.reason')}</h2>
       <ul>${verdict.reasons.length ? verdict.reasons.map((item, n) => html`<li key=${n}>${item.mark ? `${item.mark}: ` : ''}${reason(t, item.code)} <small>${item.text}</small></li>`) : html`<li>–</li>`}</ul>
       <h2>${t('history.readings')}</h2>

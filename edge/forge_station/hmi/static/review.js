@@ -1,6 +1,6 @@
 // The blind review: look, answer with one tap, then cells of an NG, then what the station said.
 
-import { Button, faultText, html, useEffect, useMemo, useRef, useState } from './ui.js';
+import { Button, faultText, html, useEffect, useRef, useState } from './ui.js';
 import { Picture, VIEWS, toggled } from './cells.js';
 import { Figures } from './figures.js';
 
@@ -68,13 +68,14 @@ function Desk({ api, t, user, dispute, state, refresh }) {
   const [busy, setBusy] = useState(false);
   const [waiting, setWaiting] = useState(false);
   const [loaded, setLoaded] = useState(0);
+  const [draft, setDraft] = useState(null);  // class and cells, as far as they are chosen
   const shownAt = useRef(0);
   const sending = useRef(false);
 
   const failed = (error) => setFault(error.error === 'role' || error.error === 'token'
     ? t('review.login') : faultText(t, error));
   const next = async () => {
-    setAfter(null); setSure(true); setClose(null); setFault(''); setLoaded(0); setLook(undefined);
+    setAfter(null); setDraft(null); setSure(true); setClose(null); setFault(''); setLoaded(0); setLook(undefined);
     try {
       const found = await api.post(dispute ? '/api/review/dispute' : '/api/review/next');
       setLook(found.look ? found : null);
@@ -123,7 +124,7 @@ function Desk({ api, t, user, dispute, state, refresh }) {
     if (found) setAfter({ ...after, changed: found.changed });
   };
   const asked = look && !after;
-  const onNext = after?.cells ? skip : next;
+  const onNext = !after?.cells ? next : draft ? () => paint(draft) : skip;
   useEffect(() => {
     const keys = (event) => {
       if (typing(event.target) || event.ctrlKey || event.altKey || event.metaKey || event.repeat) return;
@@ -147,7 +148,7 @@ function Desk({ api, t, user, dispute, state, refresh }) {
     </div>
     ${asked && html`<${Pictures} ...${{ t, look, close, setClose }}
       onLoad=${() => setLoaded((n) => n + 1)} onError=${() => setFault(t('review.nopicture'))} />`}
-    ${after?.cells && html`<${Painter} key=${look.look} ...${{ t, busy }} cells=${after.cells} onSave=${paint} />`}
+    ${after?.cells && html`<${Painter} key=${look.look} t=${t} cells=${after.cells} onDraft=${setDraft} />`}
     ${after && !after.cells && html`<${Told} ...${{ t, after, change, busy }} />`}
     <p class="fault" role="alert">${fault || (waiting ? t('review.waiting') : '')}</p>
     ${asked ? html`<div class="answers">
@@ -161,7 +162,7 @@ function Desk({ api, t, user, dispute, state, refresh }) {
       <p class="said" role="status">${t('review.saved', { label: t(`review.${after.saved === 'cannot_tell' ? 'cannot_tell' : after.saved.toLowerCase()}`) })}</p>
       ${after.cells && html`<${Button} kind="secondary" disabled=${busy} onPress=${reveal}>${t('review.show')}<//>`}
       <${Button} kind="primary next" disabled=${busy} onPress=${onNext}>
-        ${after.cells ? t('review.skip') : t('review.next')} <kbd aria-hidden="true">→</kbd><//>
+        ${!after.cells ? t('review.next') : draft ? saving(t, draft) : t('review.skip')} <kbd aria-hidden="true">→</kbd><//>
     </div>`}`;
 }
 
@@ -196,8 +197,13 @@ function Pictures({ t, look, close, setClose, onLoad, onError }) {
         name=${`${part.mark} ${t(`view.${view}`)}`} t=${t} onPress=${() => setClose(null)} />`)}</div></div>`}`;
 }
 
+const saving = (t, draft) => {
+  const n = Object.values(draft.cells).reduce((sum, own) => sum + own.length, 0);
+  return n ? t('review.save.cells', { n }) : t('review.save.class');
+};
+
 // Where the defect is: its class, then blocks of 4 x 4 cells, then cells. Nothing of it must be done.
-function Painter({ t, cells, busy, onSave }) {
+function Painter({ t, cells, onDraft }) {
   const [defect, setDefect] = useState(null);
   const [mark, setMark] = useState(cells.parts.length === 1 ? cells.parts[0].mark : null);
   const [drawn, setDrawn] = useState({});
@@ -205,8 +211,10 @@ function Painter({ t, cells, busy, onSave }) {
   const part = cells.parts.find((item) => item.mark === mark);
   const put = (view) => (row, column) => setDrawn((before) => (
     { ...before, [view]: toggled(before[view] ?? [], row, column) }));
-  const total = useMemo(() => Object.values(drawn).reduce((n, own) => n + own.length, 0), [drawn]);
   const several = cells.parts.length > 1;
+  const painted = Object.values(drawn).some((own) => own.length > 0);
+  useEffect(() => onDraft(defect && part ? { defect, mark: several ? mark : null, cells: drawn } : null),
+    [defect, mark, drawn]);
   return html`
     <div class="paint">
       <div class="choose" role="group" aria-label=${t('review.class')}>
@@ -216,9 +224,6 @@ function Painter({ t, cells, busy, onSave }) {
         ${several && cells.parts.map((item) => html`<${Button} key=${item.mark} kind="secondary markbutton"
           aria-pressed=${mark === item.mark ? 'true' : 'false'}
           onPress=${() => { setMark(item.mark); setDrawn({}); setZoom(null); }}>${item.mark}<//>`)}
-        <${Button} kind="secondary save" disabled=${busy || !defect || !part}
-          onPress=${() => onSave({ defect, mark: several ? mark : null, cells: drawn })}>
-          ${total ? t('review.save.cells', { n: total }) : t('review.save.class')}<//>
       </div>
       ${part ? html`<div class="pictures one"><div class="column">
         ${VIEWS.map((view) => html`<div class="zoomable" key=${view}>
@@ -228,7 +233,8 @@ function Painter({ t, cells, busy, onSave }) {
           ${zoom?.view === view && html`<${Button} kind="secondary out" onPress=${() => setZoom(null)}>${t('review.out')}<//>`}
         </div>`)}</div></div>`
       : html`<p class="note">${t('review.which')}</p>`}
-      <p class="note">${t(zoom ? 'review.paint.cells' : 'review.paint.blocks')}</p>
+      <p class=${`note ${painted && !defect ? 'need' : ''}`} role="status">
+        ${t(painted && !defect ? 'review.paint.class' : zoom ? 'review.paint.cells' : 'review.paint.blocks')}</p>
     </div>`;
 }
 
