@@ -83,6 +83,8 @@ class Endpoint:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
+    """What comes at once is taken or closed: past the queue the kernel lets it wait 1, 3, 7 s."""
 
     def __init__(self, address: tuple[str, int], probes: Probes) -> None:
         self.probes = probes
