@@ -14,11 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import cv2
-
 from forge_station import calibrate_poses
 from forge_station.calibrate_poses import Pose, Size
-from forge_station.capture import calibrate, calibration_io, patterns
+from forge_station.capture import calibrate, calibration_io, files, patterns
 from forge_station.capture import calibrate_report as report
 from forge_station.capture.base import Scanner
 from forge_station.capture.board import Board
@@ -203,7 +201,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     words = {"pass": "GOOD", "warn": "USABLE, with warnings", "fail": "NOT GOOD ENOUGH"}[level]
     picture = args.out.with_suffix(".png")
     title = f"{words}: {len(views)} poses, both together rms {solution.stereo_rms_px:.3f} px"
-    _write_picture(picture, report.draw(solution, views, title))
+    files.write_picture(picture, report.draw(solution, views, title), compression=9)
     written = level != "fail" or args.accept
     if written:
         verdict = {**notes, "verdict": words}
@@ -399,16 +397,6 @@ def _figures(fit: calibrate.BoardFit) -> dict[str, float]:
         "plane_mm": round(fit.plane_mm, 4),
         "distance_mm": round(fit.distance_mm, 2),
     }
-
-
-def _write_picture(path: Path, picture: report.Picture) -> None:
-    ok, data = cv2.imencode(".png", picture, [cv2.IMWRITE_PNG_COMPRESSION, 9])
-    if not ok:
-        raise ConfigError("the picture cannot be written", which=path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_bytes(data.tobytes())
-    partial.replace(path)
 
 
 def _size(text: str) -> Size:

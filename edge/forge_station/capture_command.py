@@ -21,13 +21,13 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_station.capture import replay, session, structured_light
+from forge_station.capture import files, replay, session, structured_light
 from forge_station.capture.base import Frame, PatternStack, Scan, Scanner, ScanSource, Trigger
 from forge_station.capture.camera import CameraSettings
 from forge_station.capture.replay import ReplayScanner
 from forge_station.capture.supervisor import SupervisedCamera
 from forge_station.config import load_station
-from forge_station.errors import CaptureError, ConfigError, InputError, StationError
+from forge_station.errors import CaptureError, ConfigError, StationError
 from forge_station.line import open_line
 
 Source = Scanner | ScanSource
@@ -143,7 +143,7 @@ def _scans(args: argparse.Namespace, source: Iterator[tuple[Trigger, Source]]) -
                 rate = done / max(time.monotonic() - began, 1e-9)
                 print(f"scan {number}: {describe(scans)}, {taken:.2f} s, {rate:.2f}/s, digest "
                       f"{digest(stacks)[:12]}", flush=True)  # fmt: skip
-                write_picture(args.picture, scan_picture(scans))
+                files.write_picture(args.picture, scan_picture(scans))
             if args.count is not None and number >= args.count:
                 break
             time.sleep(args.interval)
@@ -206,7 +206,9 @@ def _camera(args: argparse.Namespace) -> int:
                     rate = done / max(time.monotonic() - began, 1e-9)
                     print(f"frame {number}: {describe_frame(frame)}, {rate:.1f}/s", flush=True)
                     colour = frame.image.ndim == 3
-                    write_picture(args.picture, frame.image[..., ::-1] if colour else frame.image)
+                    files.write_picture(
+                        args.picture, frame.image[..., ::-1] if colour else frame.image
+                    )
                 if args.count is not None and number >= args.count:
                     break
                 time.sleep(args.interval)
@@ -291,17 +293,3 @@ def scan_picture(scans: Sequence[Scan]) -> NDArray[np.uint8]:
     widest = max(row.shape[1] for row in rows)
     padded = [np.pad(row, ((0, 0), (0, widest - row.shape[1]), (0, 0))) for row in rows]
     return np.asarray(np.vstack(padded), np.uint8)
-
-
-def write_picture(path: Path, image: NDArray[np.uint8] | NDArray[np.uint16]) -> None:
-    """Write by rename: a viewer that reloads never sees half a picture. Grey or BGR."""
-    ok, data = cv2.imencode(path.suffix or ".png", image)
-    try:
-        if not ok:
-            raise InputError("the picture cannot be written", which=path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.part")
-        partial.write_bytes(data.tobytes())
-        partial.replace(path)
-    except OSError as error:
-        raise InputError("the picture cannot be written", which=path, got=error.strerror) from error

@@ -6,7 +6,6 @@ the first square, x along the columns, y along the rows (down as printed), z int
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_station.capture import files
 from forge_station.errors import CalibrationError, InputError
 
 Float = NDArray[np.float64]
@@ -187,10 +187,7 @@ class Board:
             data = _png(page, scale)
         else:
             raise InputError("board file of unknown kind", which=path, expected=".pdf or .png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.part")
-        partial.write_bytes(data)
-        os.replace(partial, path)
+        files.write(path, data)
         return f"page of {size_mm[0]:g} x {size_mm[1]:g} mm"
 
     def _page(self) -> tuple[Grey, float, tuple[float, float]]:

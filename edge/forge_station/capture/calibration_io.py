@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 import yaml
 
+from forge_station.capture import files
 from forge_station.capture.calibration import (
     SCHEMA,
     Calibration,
@@ -24,15 +25,10 @@ from forge_station.errors import CalibrationError
 
 
 def save(calibration: Calibration, path: Path) -> None:
-    """Write YAML with its digest."""
+    """Write YAML with its digest. Raises InputError when it cannot be written."""
     content = {**to_dict(calibration), "digest": calibration.digest}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_text(
-        yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100),
-        encoding="utf-8",
-    )
-    partial.replace(path)
+    text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100)
+    files.write(path, text.encode())
 
 
 def load(path: Path) -> Calibration:

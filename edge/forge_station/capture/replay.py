@@ -23,7 +23,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from forge_station.capture import calibration_io
+from forge_station.capture import calibration_io, files
 from forge_station.capture.base import PatternStack, Trigger
 from forge_station.capture.calibration import Calibration
 from forge_station.errors import CaptureError, InputError
@@ -75,7 +75,7 @@ def write(
                     )
                 content = data.tobytes()
                 path = place / f"e{e}_{n:02d}.png"
-                path.write_bytes(content)
+                files.write(path, content)
                 images.append(
                     {
                         "file": f"{stack.name}/{path.name}",
@@ -94,7 +94,7 @@ def write(
             }
         )
     text = yaml.safe_dump({"schema": SCHEMA, "stacks": entries}, sort_keys=False, width=200)
-    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    files.write(folder / MANIFEST, text.encode())
 
 
 def read(folder: Path) -> Recording:

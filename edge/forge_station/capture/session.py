@@ -9,17 +9,20 @@ The camera driver `replay` plays it bit for bit; it also plays a folder of image
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, get_args
+from typing import Any, get_args
 
 import cv2
 import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from forge_station.capture import files
 from forge_station.capture.base import Clock, Frame
 from forge_station.errors import InputError
 
@@ -61,14 +64,15 @@ class Recorder:
         self._folder, self._count = folder, 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._manifest: TextIO = (folder / MANIFEST).open("x", encoding="utf-8")
+            self._manifest = (folder / MANIFEST).open("xb", buffering=0)
         except FileExistsError:
             raise InputError(
                 "there is a recording already", which=folder, action="name a new folder"
             ) from None
         except OSError as error:
             raise InputError("cannot write here", which=folder, got=error.strerror) from error
-        self._manifest.write(f"schema: {SCHEMA}\nframes:\n")
+        self._size = 0
+        self._append(f"schema: {SCHEMA}\nframes:\n")
 
     def write(self, frame: Frame) -> Path:
         """Store one frame; returns the path of its image."""
@@ -83,18 +87,28 @@ class Recorder:
             value = getattr(frame, name, None)
             if name not in entry and value is not None:
                 entry[name] = value
-        try:
-            path.write_bytes(content)
-            self._manifest.write(f"- {json.dumps(entry)}\n")
-            self._manifest.flush()
-        except OSError as error:
-            raise InputError("cannot write frame", which=path, got=error.strerror) from error
+        files.write(path, content)
+        self._append(f"- {json.dumps(entry)}\n")
         self._count += 1
         return path
 
     def close(self) -> None:
         """Finish; may be called twice."""
         self._manifest.close()
+
+    def _append(self, line: str) -> None:
+        """A line of the manifest, or none of it where the disk is full."""
+        content = line.encode()
+        try:
+            if self._manifest.write(content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._manifest.seek(self._size)
+            self._manifest.truncate()
+            raise InputError(
+                "cannot be written", which=self._folder / MANIFEST, got=error.strerror
+            ) from error
+        self._size += len(content)
 
 
 def read(folder: Path) -> tuple[Entry, ...]:
@@ -103,12 +117,12 @@ def read(folder: Path) -> tuple[Entry, ...]:
         raise InputError("no such folder of images", which=folder)
     manifest = folder / MANIFEST
     if not manifest.exists():
-        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGES)
-        if not files:
+        images = sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGES)
+        if not images:
             raise InputError(
                 "no images", which=folder, expected=f"files {', '.join(IMAGES)} or {MANIFEST}"
             )
-        return tuple(Entry(path, number) for number, path in enumerate(files))
+        return tuple(Entry(path, number) for number, path in enumerate(images))
     try:
         raw = yaml.load(manifest.read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
