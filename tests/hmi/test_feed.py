@@ -110,6 +110,27 @@ def test_a_page_that_does_not_keep_up_gets_a_snapshot_and_no_old_part(stage: Sta
     assert heard[0][2]["shift"]["total"] == 3 * feeds.MOST_QUEUED
 
 
+def test_no_beat_is_sent_by_who_does_not_see_the_station(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(feeds, "BEAT_S", 0.05)
+    monkeypatch.setattr(feeds, "BLIND_S", 0.2)
+
+    async def run() -> tuple[bytes, bytes]:
+        feed = Feed.of(stage.config)
+        async with feed.followed():
+            client = feed.subscribe()
+            assert client is not None
+            seen = await _heard(client, 0.3)
+            monkeypatch.setattr(feed, "_changed", lambda path: {}["gone"])
+            await _heard(client, 0.4)
+            return seen, await _heard(client, 0.3)
+
+    seen, blind = asyncio.run(run())
+    assert b"event: beat" in seen and blind == b""
+    assert "cannot be followed" in caplog.text
+
+
 def test_too_many_pages_are_refused_and_a_closed_one_makes_room(stage: Stage) -> None:
     feed = Feed.of(stage.config)
     clients = [feed.subscribe() for _ in range(feeds.MOST_CLIENTS)]

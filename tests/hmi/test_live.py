@@ -156,6 +156,17 @@ def test_every_state_in_every_language(screen: Screen) -> None:
         screen.page.wait_for_selector(".silent")
         screen.require_good(f"ended-{language}")
     assert screen.errors == []
+    for languages in (("en", "de", "zh"), ("pseudo",)):
+        screen.open(languages[-1])
+        for language in languages[:-1]:
+            screen.speak(language)
+        screen.page.context.set_offline(True)
+        screen.page.wait_for_selector(".not-live")
+        for language in languages:
+            if language != "pseudo":
+                screen.speak(language)
+            screen.require_good(f"notlive-{language}")
+        screen.page.context.set_offline(False)
     assert all(url.startswith(screen.url) for url in screen.asked)
 
 
@@ -268,15 +279,21 @@ def test_many_parts_grow_neither_heap_nor_page_and_are_painted_at_once(
     assert screen.errors == []
 
 
-def test_a_login_at_the_panel_and_what_it_opens(stage: Stage, browser: Any) -> None:
+def test_a_login_at_the_panel_and_what_it_opens(tmp_path: Path, browser: Any) -> None:
     from forge_station.hmi.context import folder_of
     from forge_station.hmi.users import Role, Users
 
-    users = Users(folder_of(stage.config) / "users.json")
-    users.add("anna", Role.ADMIN, "246801")
-    users.add("ben", Role.OPERATOR, "135790")
-    stage.status()
-    stage.part("FAIL")
+    with Stage(tmp_path / "station", {"commands": {"key": "/nowhere/panel.pem"}}) as stage:
+        users = Users(folder_of(stage.config) / "users.json")
+        users.add("anna", Role.ADMIN, "246801")
+        users.add("ben", Role.OPERATOR, "135790")
+        stage.status()
+        stage.alarms("NO_CONSUMER")
+        stage.part("FAIL")
+        _log_in(stage, browser)
+
+
+def _log_in(stage: Stage, browser: Any) -> None:
     with in_thread(stage) as url:
         context = browser.new_context(viewport={"width": 1280, "height": 800})
         page = context.new_page()
@@ -299,6 +316,23 @@ def test_a_login_at_the_panel_and_what_it_opens(stage: Stage, browser: Any) -> N
                 page.get_by_text("Name or PIN is wrong.").wait_for()
         page.get_by_role("button", name="log out").wait_for()
         assert page.locator(".band.FAIL").count() == 1
+        assert page.get_by_role("button", name="Seen").bounding_box()["height"] >= 22 * (
+            Panel().px_per_mm - 0.05
+        )
+        pause = page.get_by_role("button", name="Hold: pause after this part")
+        asked: list[str] = []
+        page.on("request", lambda item: "/order/" in item.url and asked.append(item.url))
+        pause.hover()
+        page.mouse.down()
+        page.wait_for_timeout(200)
+        page.mouse.up()
+        page.wait_for_timeout(1200)
+        assert asked == []  # a touch is not enough
+        page.mouse.down()
+        with page.expect_response("**/api/order/stop"):
+            pass
+        page.mouse.up()
+        page.get_by_text("private key cannot be read").wait_for()  # the reason, at the panel
         context.clear_cookies()  # the session is over: a viewer, in place
         page.get_by_role("button", name="Review").click()
         page.get_by_role("button", name="Log in").wait_for()

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.05
 BEAT_S = 1.0
+BLIND_S = 1.0
+"""After so long without a look there is no beat."""
 MOST_QUEUED = 32
 MOST_CLIENTS = 64
 SHOWN = 20
@@ -99,6 +101,7 @@ class Feed:
         self._stamps: dict[Path, tuple[int, int] | None] = {}
         self._status_at: float | None = None
         self._seq = self._beats = 0
+        self._looked_at = time.monotonic()
         self._tail = _Tail(self.folder)
         self._shift = Shift(self._shift_begin())
 
@@ -180,15 +183,18 @@ class Feed:
         while True:
             try:
                 self.look()
-            except OSError as error:
-                log.warning("the station's files cannot be read: %s", error)
+                self._looked_at = time.monotonic()
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                log.exception("the station cannot be followed; pages will say so")
             await asyncio.sleep(LOOK_S)
 
     async def _beat(self) -> None:
+        """None while the station is not followed: the pages cover themselves."""
         while True:
-            self._beats += 1
-            facts = {"n": self._beats, "time": utc_now(), "silent_s": self._silent_s()}
-            self._tell("beat", facts)
+            if time.monotonic() - self._looked_at < BLIND_S:
+                self._beats += 1
+                facts = {"n": self._beats, "time": utc_now(), "silent_s": self._silent_s()}
+                self._tell("beat", facts)
             await asyncio.sleep(BEAT_S)
 
     def look(self) -> None:

@@ -1,6 +1,6 @@
 // The live screen: the last part, why, what it looked like, and how the shift goes.
 
-import { Button, faultText, html, useEffect, useMemo, useState } from './ui.js';
+import { Button, HoldButton, faultText, html, useEffect, useMemo, useState } from './ui.js';
 import { Lamp, OUTCOMES, Shape } from './shapes.js';
 
 const CAP_MM = 35.5;  // height of a capital letter of the verdict: read at 5 m
@@ -245,7 +245,7 @@ function Alarm({ api, t, state, user, page }) {
       ${fault && html`<p class="fault" role="alert">${fault}</p>`}
     </div>
     ${first && may && html`<${Button} kind="primary" onPress=${() => order('ack', { instance: first.instance_id })}>${t('ack')}<//>`}
-    ${may && html`<${Button} kind="primary" onPress=${() => order(stopped ? 'start' : 'stop')}>${t(stopped ? 'start' : 'stop')}<//>`}
+    ${may && html`<${HoldButton} kind="primary" onPress=${() => order(stopped ? 'start' : 'stop')}>${t(stopped ? 'start' : 'stop')}<//>`}
   </section>`;
 }
 
