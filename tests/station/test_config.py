@@ -18,6 +18,7 @@ from forge_station.capture.settings import DepthHeadSettings, HeadSettings
 from forge_station.checks import Thresholds
 from forge_station.contract.spec import LineSpec, Product, Rules
 from forge_station.errors import ConfigError, ContractError, StationError
+from forge_station.hmi.review.settings import ReviewSettings
 from forge_station.mes.command import CommandConfig, CommandKey
 from forge_station.mes.settings import MonitorConfig, OpcUaConfig, SparkplugConfig
 from forge_station.mes.topics import FlatTopic, MqttConfig
@@ -312,6 +313,7 @@ def sections() -> list[type]:
         MonitorConfig,
         SparkplugConfig,
         OpcUaConfig,
+        ReviewSettings,
         CommandConfig,
         CommandKey,
         LineSpec,
