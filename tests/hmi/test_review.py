@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from datetime import timedelta
 
+import cv2
+import numpy as np
 import pytest
 
 pytest.importorskip("starlette", reason="the extra hmi is not installed")
@@ -17,8 +19,11 @@ pytest.importorskip("numba", reason="parts come from the simulator, extra demo")
 
 from forge_station.assurance import audit, audit_command
 from forge_station.contract.label import settle
+from forge_station.contract.views import NANO_LAYOUT
 from forge_station.evidence.retention import drawn
+from forge_station.geometry.sheet import surface_picture
 from forge_station.hmi.review import log as module
+from forge_station.hmi.review import pictures
 from forge_station.hmi.review.labels import Answer, Painted
 from forge_station.hmi.review.log import Log, ReviewError
 from forge_station.hmi.review.queue import LABELS, QUEUE, Look
@@ -26,6 +31,7 @@ from forge_station.hmi.review.settings import ReviewSettings
 from tests.assurance.test_audit import verdict
 from tests.hmi.review_rig import Bench, row
 from tests.hmi.stage import REPOSITORY
+from tests.station.test_evidence import block
 
 KEY = "0123456789abcdef"
 
@@ -85,9 +91,9 @@ def test_more_audits_than_evidence_is_kept_of_is_a_fault_of_the_settings(tmp_pat
 
 
 def test_about_two_of_five_looks_are_at_a_defect_and_one_of_ten_at_gold(tmp_path):
-    """FAIL is right in 70 %, PASS in 99 %; there are five times as many PASS as FAIL."""
+    """FAIL is right in 70 %, PASS in 99 %; there are three times as many PASS as FAIL."""
     truth = {}
-    rows = [row(n, "FAIL" if n < 300 else "PASS") for n in range(1800)]
+    rows = [row(n, "FAIL" if n < 300 else "PASS") for n in range(1200)]
     for number, part in enumerate(rows):
         bad = number % 10 < 7 if part.outcome == "FAIL" else number % 100 == 0
         truth[part.result_id] = "NG" if bad else "OK"
@@ -96,7 +102,7 @@ def test_about_two_of_five_looks_are_at_a_defect_and_one_of_ten_at_gold(tmp_path
     truth |= {part.result_id: masters[part.serial] for part in known}
     bench = Bench(tmp_path, *rows, *known, gold_share=0.10, masters=masters)
     looks = []
-    for number in range(1, 401):
+    for number in range(1, 301):
         look = bench.queue.next("anna", "operator")
         assert look is not None
         said = truth[look.result_id]
@@ -105,7 +111,7 @@ def test_about_two_of_five_looks_are_at_a_defect_and_one_of_ten_at_gold(tmp_path
     bad = sum(truth[look.result_id] == "NG" for look in looks) / len(looks)
     gold = sum(look.kind == "gold" for look in looks) / len(looks)
     assert 0.30 < bad < 0.50 and 0.05 < gold < 0.16
-    assert len({look.id for look in looks}) == 400, "each look has an id of its own"
+    assert len({look.id for look in looks}) == 300, "each look has an id of its own"
     known_ids = {part.result_id for part in known}
     assert all((look.result_id in known_ids) == (look.kind == "gold") for look in looks)
 
@@ -134,6 +140,36 @@ def test_a_part_rests_before_it_is_shown(tmp_path):
     assert bench.queue.next("anna", "operator") is None
     bench.now += timedelta(minutes=11)
     assert bench.queue.next("anna", "operator") is not None
+
+
+def test_parts_that_are_old_or_gone_leave_the_queue(tmp_path):
+    bench = Bench(tmp_path, row(1), row(2), row(3), max_age_days=1.0)
+    bench.queue.refresh()
+    first = bench.queue.next("anna", "operator")
+    assert first is not None
+    bench.rows = [part for part in bench.rows if part.result_id == row(3).result_id]
+    left = {bench.queue.next(who, "operator") for who in ("anna", "ben")}
+    assert {look.result_id for look in left if look is not None} == {row(3).result_id}
+    bench.now += timedelta(days=2)
+    assert bench.again().next("chen", "operator") is None and bench.queue.waiting("chen") == 0
+
+
+def test_pictures_have_one_size_and_the_window_of_the_surface_check():
+    """Whatever the verdict marked: the window follows from the points, as the model's cells do."""
+    small, large = block(20.0), block(30.0)
+    found = pictures.drawn([small, large])
+    for part, shown in zip((small, large), found, strict=True):
+        model, _ = surface_picture(part.points, NANO_LAYOUT)
+        assert shown.side_mm == pytest.approx(model.mm_per_px * NANO_LAYOUT.panel)
+    together = pictures.drawn([small, large], together=True)
+    assert {shown.side_mm for shown in together} == {found[1].side_mm}
+    for shown in (*found, *together):
+        for png in shown.views.values():
+            image = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_UNCHANGED)
+            assert image.shape == (pictures.SIDE_PX, pictures.SIDE_PX)
+            assert image[:4].max() == 0 and image[200:280, 200:280].max() > 40
+    again = pictures.digests(pictures.drawn([small, large]))
+    assert again == pictures.digests(found) and len(set(again)) == 6
 
 
 # ---------------------------------------------------------------- who is asked

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import cv2
 
-from forge_station.contract.views import AXES, MARKS, VIEWS
+from forge_station.contract.views import MARKS, VIEWS
 from forge_station.evidence.pictures import square_views
 from forge_station.geometry import sheet
 from forge_station.geometry.pose import PartCloud
@@ -51,13 +51,6 @@ def drawn(parts: Sequence[PartCloud], *, together: bool = False) -> list[Shown]:
     return found
 
 
-def origin(part: PartCloud, side_mm: float, view: str) -> tuple[float, float]:
-    """View coordinates (right, up) of the upper left corner of a picture, mm."""
-    centre = sheet.robust_box(part.points).centre
-    axes = AXES[view]
-    return centre[axes.right] - side_mm / 2, centre[axes.up] + side_mm / 2
-
-
 def digests(shown: Sequence[Shown]) -> dict[str, str]:
     """`A.front` -> SHA-256 of the picture."""
     return {
@@ -67,4 +60,4 @@ def digests(shown: Sequence[Shown]) -> dict[str, str]:
     }
 
 
-__all__ = ["SIDE_PX", "Shown", "digests", "drawn", "origin"]
+__all__ = ["SIDE_PX", "Shown", "digests", "drawn"]

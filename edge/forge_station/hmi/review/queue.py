@@ -158,7 +158,7 @@ class Queue:
     def waiting(self, reviewer: str) -> int:
         """How many parts wait for this person; gold is not counted."""
         with self._lock:
-            return sum(1 for item in self._waiting if self._for(item, reviewer) is not None)
+            return len(self._offers(reviewer))
 
     def disputed(self, reviewer: str) -> int:
         """How many wait for the decision of this lead."""
@@ -188,21 +188,18 @@ class Queue:
             if (own := self._unanswered(reviewer, adjudicate=False)) is not None:
                 return own
             pools: dict[str, list[tuple[str, LookKind]]] = {"suspect": [], "calm": []}
-            for result_id in sorted(self._waiting):
-                kind = self._for(result_id, reviewer)
-                if kind is not None:
-                    passed = self._draws[result_id].outcome == Outcome.PASS
-                    pools["calm" if passed else "suspect"].append((result_id, kind))
-            number = len(self._looks)
+            for offer in self._offers(reviewer):
+                passed = self._draws[offer[0]].outcome == Outcome.PASS
+                pools["calm" if passed else "suspect"].append(offer)
+            number, suspects = len(self._looks), self._suspects()
             while pools["suspect"] or pools["calm"]:
-                name: str = chance.kind_of(
-                    self._seed, number, self.settings.gold_share, self._suspects()
-                )
+                share = self.settings.gold_share
+                name: str = chance.kind_of(self._seed, number, share, suspects)
                 if name == "gold":
                     gold = self._gold_for(reviewer, number)
                     if gold is not None:
                         return self._look("gold", gold, reviewer, role)
-                    split = chance.uniform(self._seed, "kind", number) < self._suspects()
+                    split = chance.uniform(self._seed, "kind", number) < suspects
                     name = "suspect" if split else "calm"
                 pool = pools[name] or pools["calm" if name == "suspect" else "suspect"]
                 item = chance.pick(self._seed, number, pool)
@@ -354,18 +351,22 @@ class Queue:
         self._labels.append(words.row(label))
         self._hear()
 
-    def _for(self, result_id: str, reviewer: str) -> LookKind | None:
-        """What a person would be to this part; None: it is not theirs to judge."""
-        rested = self._now() - timedelta(minutes=self.settings.rest_minutes)
-        if (reviewer, result_id) in self._seen or self._draws[result_id].time > _utc(rested):
-            return None
-        said = self._said.get(result_id, [])
-        if any(label.reviewer == reviewer for label in said):
-            return None
-        others = (look for name, look in self._open.items() if name != reviewer)
-        if any(look.result_id == result_id and self._leased(look) for look in others):
-            return None
-        return "second" if said else "first"
+    def _offers(self, reviewer: str) -> list[tuple[str, LookKind]]:
+        """Parts that are this person's to judge, and what the look would be; in a fixed order."""
+        rested = _utc(self._now() - timedelta(minutes=self.settings.rest_minutes))
+        taken = {
+            look.result_id
+            for name, look in self._open.items()
+            if name != reviewer and self._leased(look)
+        }
+        found: list[tuple[str, LookKind]] = []
+        for result_id in sorted(self._waiting - taken):
+            said = self._said.get(result_id, ())
+            if self._draws[result_id].time > rested or (reviewer, result_id) in self._seen:
+                continue
+            if all(label.reviewer != reviewer for label in said):
+                found.append((result_id, "second" if said else "first"))
+        return found
 
     def _disputes(self, reviewer: str) -> list[str]:
         """Parts that this lead may decide, the oldest first."""
