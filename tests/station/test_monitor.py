@@ -138,6 +138,31 @@ def test_an_outbox_that_was_moved_aside_is_told_of(bench: Bench, tmp_path: Path)
         assert bench.alarms()[0] == ("OUTBOX_RENEWED", False)
 
 
+def test_the_board_tells_what_the_page_shows(bench: Bench) -> None:
+    folder = bench.station.outbox.path.with_name("outbox.sqlite.board")
+
+    def status() -> dict[str, Any]:
+        path = folder / "status.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    with Monitor(bench.station, period_s=0.02) as monitor:
+        (done,) = bench.station.run([Trigger("s1-1", "NUT")])
+        monitor.part(done)
+        assert wait_for(lambda: status().get("state") == "OPERATIONAL")
+        assert status()["certificate"]["limit_pass"] == certified().certificate.limit_pass
+        assert status()["link"] is None  # it has no broker
+        bench.station.inspector = replace(bench.station.inspector, permit=Permit())
+        assert wait_for(lambda: status()["certificate"] is None)
+        assert status()["permit"].startswith("ADVISORY") and not status()["ended"]
+    assert status()["ended"] and status()["n"] == 1
+    (path,) = folder.glob("parts-*.jsonl")
+    (line,) = map(json.loads, path.read_text().splitlines())
+    verdict = done.verdict
+    assert (line["id"], line["outcome"], line["n"]) == (verdict.result_id, "PASS", 1)
+    assert line["checks"] == {item.check: item.outcome.value for item in verdict.checks}
+    assert line["score"] == verdict.certification.score < line["limit_pass"]
+
+
 def test_a_lost_camera_is_an_alarm_until_a_part_is_captured(bench: Bench) -> None:
     with Monitor(bench.station, period_s=0.02) as monitor:
         bench.scanner.lost = True
