@@ -228,6 +228,22 @@ def test_a_reply_that_is_lost_is_asked_for_again_and_counts_once(desk):
     desk.ready()
 
 
+CLIPPED = """() => [document.documentElement, document.querySelector('main'),
+  ...document.querySelectorAll('main button')].filter((e) => e.scrollWidth > e.clientWidth + 1
+  || (e.tagName === 'MAIN' && e.scrollHeight > e.clientHeight + 1)).map((e) => e.textContent)"""
+
+
+@pytest.mark.parametrize("language", ["de", "zh", "pseudo"])
+def test_every_language_has_room_and_every_text_is_there(desk, language):
+    for screen, shown in (("review", ".answer:not([aria-disabled])"), ("history", ".rows td")):
+        desk.page.goto(f"{desk.url}?lang={language}#{screen}")
+        desk.page.reload()
+        desk.page.wait_for_selector(shown, timeout=30_000)
+        assert desk.page.evaluate(CLIPPED) == []
+        text = desk.page.locator("main").inner_text()
+        assert "review." not in text and "history." not in text, "an id without its text"
+
+
 def test_the_lead_decides_and_reads_figures_and_history(desk):
     desk.enter("lea")
     desk.page.wait_for_selector(".review .tabs")
