@@ -85,6 +85,13 @@ def test_every_draw_can_be_made_again_from_the_seed(tmp_path):
     assert again.queue.draws() == bench.queue.draws() and 50 < len(bench.queue.draws()) < 150
 
 
+def test_without_a_share_all_that_is_kept_for_audits_is_audited(tmp_path):
+    rows = [row(n, "PASS", share=0.3) for n in range(100)]
+    bench = Bench(tmp_path, *rows, audit_share=None, pass_share=0.3)
+    assert bench.queue.refresh() == sum(part.audit for part in rows) > 0
+    assert {item.chance for item in bench.queue.draws().values()} == {0.3}
+
+
 def test_more_audits_than_evidence_is_kept_of_is_a_fault_of_the_settings(tmp_path):
     with pytest.raises(ReviewError, match=r"at most evidence.pass_share, 0.01"):
         Bench(tmp_path, audit_share=0.02, pass_share=0.01)

@@ -68,7 +68,8 @@ def draw(
     if row.serial in settings.challenge:
         origin = "challenge"
     elif row.outcome == Outcome.PASS:
-        origin, chance = "audit", min(settings.audit_share, pass_share)
+        asked = settings.audit_share
+        origin, chance = "audit", pass_share if asked is None else min(asked, pass_share)
         share = chance / pass_share if pass_share > 0.0 else 0.0
         if not row.audit or uniform(seed, "audit", row.result_id) >= share:
             return None

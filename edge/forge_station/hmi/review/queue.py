@@ -96,7 +96,7 @@ class Queue:
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         """`pass_share`: of the station's evidence. `masters`: serial -> truth of golden parts."""
-        if settings.audit_share > pass_share:
+        if settings.audit_share is not None and settings.audit_share > pass_share:
             raise ReviewError(
                 "more PASS parts are to be audited than are kept", which="hmi.review.audit_share",
                 expected=f"at most evidence.pass_share, {pass_share:g}", got=settings.audit_share,

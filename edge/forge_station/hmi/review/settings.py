@@ -16,8 +16,9 @@ Days = Annotated[float, Limit(0.1, 3650.0)]
 class ReviewSettings:
     """What is drawn into the queue, and how it is mixed."""
 
-    audit_share: Probability = 0.02
-    """Of all PASS parts, drawn at random. At most `evidence.pass_share`: the rest is not kept."""
+    audit_share: Probability | None = None
+    """Of all PASS parts, drawn at random. At most `evidence.pass_share`, since the others are not
+    kept; None: as many as that."""
     second_share: Probability = 0.15
     """Of all drawn parts, judged by a second person who knows nothing of the first."""
     gold_share: Probability = 0.10
