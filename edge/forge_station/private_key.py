@@ -23,6 +23,9 @@ from cryptography.hazmat.primitives.serialization import (
 from forge_station.errors import ConfigError
 from forge_station.signing import PublicKey
 
+PrivateKey = Ed25519PrivateKey
+"""For whoever only hands a key on."""
+
 
 def generate(private: Path, public: Path) -> PublicKey:
     """Write a new pair of PEM files. Raises ConfigError rather than replace a key."""

@@ -22,6 +22,7 @@ from forge_station.config import load_station
 from forge_station.contract import record as plain
 from forge_station.errors import BundleError, ConfigError
 from forge_station.mes import party
+from forge_station.private_key import PrivateKey
 from forge_station.rollout import stick
 from forge_station.rollout.plan import Plan, PlanStation, read_plan
 from forge_station.rollout.record import OVER, Folder, Release, RolloutRecord, StationRecord
@@ -204,10 +205,10 @@ def _ways(plan: Plan, args: argparse.Namespace) -> Iterator[dict[str, Way]]:
         yield found
 
 
-def _way(plan: Plan, item: PlanStation, args: argparse.Namespace, key: Any) -> Way:
+def _way(plan: Plan, item: PlanStation, args: argparse.Namespace, key: PrivateKey | None) -> Way:
     if item.stick is not None:
         return StickWay(item.stick, plan.bundle_of(item))
-    assert item.mqtt is not None
+    assert item.mqtt is not None  # read_plan has looked
     return MqttWay(party.config_of(args, item.mqtt), key, args.issuer)
 
 

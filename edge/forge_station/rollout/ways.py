@@ -15,14 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from forge_station.contract.error import ContractError
-from forge_station.errors import LinkError
+from forge_station.errors import ConfigError, LinkError
 from forge_station.mes import schema
 from forge_station.mes.command_client import Commander
 from forge_station.mes.listen import Listener
 from forge_station.mes.topics import MqttConfig, jobs_filter, topic_of
+from forge_station.private_key import PrivateKey
 from forge_station.rollout import stick
 from forge_station.rollout.record import StationRecord
 
@@ -79,9 +78,10 @@ class Way(Protocol):
 
 
 class MqttWay:
-    """Through the broker: signed commands there, `job`, `conn` and `birth` messages back."""
+    """Through the broker: signed commands there, `job`, `conn` and `birth` messages back. Without
+    a key it only looks."""
 
-    def __init__(self, config: MqttConfig, key: Ed25519PrivateKey, issuer: str) -> None:
+    def __init__(self, config: MqttConfig, key: PrivateKey | None, issuer: str) -> None:
         self._config, self._key, self._issuer = config, key, issuer
         self._listener: Listener | None = None
         self._retry_at = 0.0
@@ -109,6 +109,8 @@ class MqttWay:
             self._listener = None
 
     def _send(self, name: str, args: Mapping[str, Any]) -> Answer:
+        if self._key is None:
+            raise ConfigError("no key to sign an order with", expected="--key")
         try:
             with Commander(self._config, self._key, self._issuer, ANSWER_S) as commander:
                 reply = commander.send(name, args, ANSWER_S)
