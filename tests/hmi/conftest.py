@@ -91,8 +91,11 @@ def served(stage: Stage, port: int = 0, tls: ssl.SSLContext | None = None) -> It
 
 
 @contextmanager
-def in_thread(stage: Stage) -> Iterator[str]:
-    """The page of a station, served by a thread of this process; its address."""
+def in_thread(stage: Stage, context: Any = None) -> Iterator[str]:
+    """The page of a station, served by a thread of this process; its address.
+
+    `context`: what its routes are given, where a test wants to meddle with it.
+    """
     import uvicorn
 
     from forge_station.hmi.app import build
@@ -100,7 +103,10 @@ def in_thread(stage: Stage) -> Iterator[str]:
 
     port = free_port()
     config = uvicorn.Config(
-        build(Context.of(stage.config)), port=port, log_level="warning", timeout_graceful_shutdown=1
+        build(context or Context.of(stage.config)),
+        port=port,
+        log_level="warning",
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
@@ -119,9 +125,13 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium. Without it the test is skipped, in CI it fails."""
+    """Debian's Chromium. Without it the test is skipped, in CI it fails.
+
+    Not for the whole session: Playwright's event loop runs in this thread until it is closed, and
+    tests of others have loops of their own.
+    """
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium")
     if chromium is None:

@@ -14,6 +14,8 @@ import cv2
 import numpy as np
 import pytest
 
+from forge_station.hmi.context import Context
+from forge_station.hmi.feed import Feed
 from forge_station.hmi.settings import Panel
 from tests.hmi.conftest import in_thread, served, wait_for
 from tests.hmi.stage import ADVISORY, PANELS, Stage
@@ -35,18 +37,20 @@ def screen(
     """A panel with the page of a station on it."""
     px = request.param
     hmi = {"panel": {"diag_in": PANELS[px], "px": list(px)}, "takt_s": 2.0}
-    with Stage(tmp_path_factory.mktemp("station"), hmi) as stage, in_thread(stage) as url:
-        context = browser.new_context(viewport={"width": px[0], "height": px[1]}, has_touch=True)
-        page = context.new_page()
-        yield Screen(stage, page, url, px)
-        context.close()
+    with Stage(tmp_path_factory.mktemp("station"), hmi) as stage:
+        context = Context.of(stage.config)
+        with in_thread(stage, context) as url:
+            size = {"width": px[0], "height": px[1]}
+            window = browser.new_context(viewport=size, has_touch=True)
+            yield Screen(stage, window.new_page(), url, px, context.feed)
+            window.close()
 
 
 class Screen:
     """The browser's page, and the station that it shows."""
 
-    def __init__(self, stage: Stage, page: Any, url: str, px: tuple[int, int]) -> None:
-        self.stage, self.page, self.url, self.px = stage, page, url, px
+    def __init__(self, stage: Stage, page: Any, url: str, px: tuple[int, int], feed: Feed) -> None:
+        self.stage, self.page, self.url, self.px, self.feed = stage, page, url, px, feed
         self.mm = Panel(PANELS[px], px).px_per_mm
         self.asked: list[str] = []
         self.errors: list[str] = []
@@ -156,18 +160,26 @@ def test_every_state_in_every_language(screen: Screen) -> None:
         screen.page.wait_for_selector(".silent")
         screen.require_good(f"ended-{language}")
     assert screen.errors == []
-    for languages in (("en", "de", "zh"), ("pseudo",)):
-        screen.open(languages[-1])
-        for language in languages[:-1]:
-            screen.speak(language)
-        screen.page.context.set_offline(True)
-        screen.page.wait_for_selector(".not-live")
-        for language in languages:
-            if language != "pseudo":
-                screen.speak(language)
-            screen.require_good(f"notlive-{language}")
-        screen.page.context.set_offline(False)
     assert all(url.startswith(screen.url) for url in screen.asked)
+
+
+def test_not_live_in_every_language(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that answers, but does not see the station."""
+    screen.stage.status()
+    result_id = screen.stage.part("PASS")
+    screen.open("en")
+    screen.shows(result_id)
+    monkeypatch.setattr(screen.feed, "_changed", lambda path: {}["gone"])
+    for language in ("en", "de", "zh", "pseudo"):
+        screen.speak(language)
+        screen.page.wait_for_selector(".not-live")
+        screen.require_good(f"notlive-{language}")
+        box, band = (screen.page.locator(item).bounding_box() for item in (".not-live", ".band"))
+        assert box["y"] <= band["y"] and box["x"] <= band["x"]
+        assert box["width"] >= band["width"] and box["height"] >= band["height"]
+    monkeypatch.undo()
+    screen.page.wait_for_selector(".not-live", state="detached")
+    assert screen.errors == []
 
 
 def _require_readable(screen: Screen, *, chinese: bool) -> None:

@@ -102,6 +102,7 @@ class Feed:
         self._status_at: float | None = None
         self._seq = self._beats = 0
         self._looked_at = time.monotonic()
+        self._blind = False
         self._tail = _Tail(self.folder)
         self._shift = Shift(self._shift_begin())
 
@@ -184,8 +185,11 @@ class Feed:
             try:
                 self.look()
                 self._looked_at = time.monotonic()
+                self._blind = False
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                log.exception("the station cannot be followed; pages will say so")
+                if not self._blind:
+                    log.exception("the station cannot be followed; pages will say so")
+                self._blind = True
             await asyncio.sleep(LOOK_S)
 
     async def _beat(self) -> None:
