@@ -54,9 +54,9 @@ def broker_killed(folder: Path, short: bool) -> Result:
         station = Station(config, folder / "outbox.db")
         with Mes(config, folder) as mes:
             station.start()
-            time.sleep(1.0)
             for _ in range(kills):
-                time.sleep(rng.uniform(1.5, 2.5))
+                checks.that(_flows(station, mes), "what is committed does not reach the consumer")
+                time.sleep(rng.uniform(0.5, 1.5))
                 restart(broker)
             time.sleep(1.0)
             station.kill()
