@@ -65,14 +65,23 @@ def hints_of(cls: type) -> dict[str, Any]:
 _HINTS: dict[type, dict[str, Any]] = {}
 
 
+def _limits_of(cls: type) -> dict[str, tuple[Limit, ...]]:
+    """The limits of each field that has any; looked up once a class."""
+    if cls not in _LIMITS:
+        found = {name: _limits(hint) for name, hint in hints_of(cls).items()}
+        _LIMITS[cls] = {name: limits for name, limits in found.items() if limits}
+    return _LIMITS[cls]
+
+
+_LIMITS: dict[type, dict[str, tuple[Limit, ...]]] = {}
+
+
 def check(instance: Any) -> None:
     """For `__post_init__`: raise ContractError when a value is outside the `Limit` of its field."""
     faults = []
-    for name, hint in hints_of(type(instance)).items():
+    for name, limits in _limits_of(type(instance)).items():
         value = getattr(instance, name)
-        allowed = next(
-            (text for limit in _limits(hint) if (text := limit.violated_by(value))), None
-        )
+        allowed = next((text for limit in limits if (text := limit.violated_by(value))), None)
         if allowed:
             faults.append(Fault(name, _shown(value), allowed))
     if faults:
