@@ -120,6 +120,9 @@ def part_registers(
     ]
 
 
+_text = lru_cache(1024)(registers.read_text)  # polled again and again
+
+
 def look(bus: Bus, order: Order = "block") -> View:
     """Read the station's block, in one request or in two; check what must always hold."""
     block = registers.STATION_SPAN
@@ -135,7 +138,7 @@ def look(bus: Bus, order: Order = "block") -> View:
     values: dict[str, int | str] = {}
     for name, r in STATION.items():
         found = image[r.address - block.start :][: r.count]
-        values[name] = registers.read_text(found) if r.text else found[0]
+        values[name] = _text(tuple(found)) if r.text else found[0]
     view = View(Status(values["STATUS"]), values)
     valid = Status.RESULT_VALID in view.status
     assert view.outcome.value.bit_count() == valid, f"outcome bits and RESULT_VALID: {view}"
