@@ -66,11 +66,11 @@ def limits_curve(
         share, low, high = (100 * np.array(column) for column in zip(*points, strict=True))
         axes.plot(limits_, share, color=colour, lw=2, label=name)
         axes.fill_between(limits_, low, high, color=colour, alpha=0.15, lw=0)
-    for lines, style, colour in ((suggested, "-", LIMIT), (now, ":", GREY)):
+    for lines, style, colour, top in ((suggested, "-", LIMIT, 99), (now, ":", GREY, 87)):
         for number, (name, value) in enumerate(lines.items()):
             axes.axvline(value, color=colour, ls=style, lw=1)
             axes.text(
-                value, 99 - 6 * number, f" {name} {value:.3f}", color=colour, fontsize=8, va="top"
+                value, top - 6 * number, f" {name} {value:.3f}", color=colour, fontsize=8, va="top"
             )
     axes.set_xlabel("limit of the defect probability")
     axes.set_ylabel("% of these parts")
@@ -80,22 +80,22 @@ def limits_curve(
     return _png(figure)
 
 
-def overkill_against_escape(
+def stopped_against_escape(
     runs: Mapping[str, tuple[Sequence[tuple[float, float]], tuple[float, float]]],
     good: int,
     defective: int,
 ) -> bytes:
-    """Runs over the same parts: name -> ((escape, overkill) over limits, those in use)."""
-    figure, axes = _figure("Overkill against escape, over all limits")
+    """Runs over the same parts: name -> ((escape, stopped) over limits, that in use)."""
+    figure, axes = _figure("Good parts stopped against defective parts passed, over all limits")
     for (name, (points, used)), colour in zip(runs.items(), (GREY, GOOD, BAD), strict=False):
-        escape, overkill = (100 * np.array(column) for column in zip(*points, strict=True))
-        axes.plot(escape, overkill, color=colour, lw=2, label=name)
+        escape, stopped = (100 * np.array(column) for column in zip(*points, strict=True))
+        axes.plot(escape, stopped, color=colour, lw=2, label=name)
         axes.plot([100 * used[0]], [100 * used[1]], "o", color=colour, ms=9)
     axes.set_xlabel(f"escape: defective parts below the limit, % of {defective}")
-    axes.set_ylabel(f"good parts at or above it, % of {good}")
+    axes.set_ylabel(f"good parts at or above it (FAIL or UNSURE), % of {good}")
     axes.set_xlim(-1, 60)
     axes.set_ylim(-1, 101)
-    axes.legend(loc="upper right", frameon=False, fontsize=9, title="dots: PASS and FAIL in use")
+    axes.legend(loc="upper right", frameon=False, fontsize=9, title="dots: the limits in use")
     return _png(figure)
 
 

@@ -7,7 +7,8 @@
 Takes rows of the same surface cases and sets outcomes side by side: overkill, UNSURE and escape of
 both, each with its exact 95 % interval, and the parts that changed sides with McNemar's exact test.
 `reduction` is the share of the overkill that is gone, with a paired bootstrap interval over parts.
-The picture shows overkill against escape over all limits, with the limits in use.
+The picture shows good parts stopped (FAIL or UNSURE) against escapes over all limits, with those in
+use: FAIL alone is cut by calling it UNSURE.
 `training.compare` has all other figures. The last line is one JSON object.
 """
 
@@ -110,7 +111,7 @@ def _text(rate: dict[str, Any]) -> str:
 
 
 def curve(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """(escape, overkill) over all limits of the defect probability, as one limit for both."""
+    """(escape, good parts stopped) over all limits of the defect probability, one for both."""
     good = [row.defect_probability or 0.0 for row in rows if row.expected == "PASS"]
     bad = [row.defect_probability or 0.0 for row in rows if row.expected == "FAIL"]
     limits = sorted({0.0, *good, *bad, 1.01})
@@ -124,9 +125,10 @@ def picture(pairs: Pairs, told: dict[str, Any], names: Sequence[str]) -> bytes:
     """PNG of both curves with the points in use."""
     runs = {}
     for which, (key, name) in enumerate(zip(("first", "second"), names, strict=True)):
-        point = (told["escape"][key]["share"], told["overkill"][key]["share"])
+        stopped = told["overkill"][key]["share"] + told["unsure"][key]["share"]
+        point = (told["escape"][key]["share"], stopped)
         runs[name] = (curve([pair[which] for pair in pairs]), point)
-    return plots.overkill_against_escape(runs, told["good"], told["defective"])
+    return plots.stopped_against_escape(runs, told["good"], told["defective"])
 
 
 def main(words: Sequence[str] | None = None) -> int:
