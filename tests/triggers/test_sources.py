@@ -362,6 +362,7 @@ class TestSocket:
 
             def answer() -> None:
                 with foreign.accept()[0] as client:
+                    client.recv(1000)
                     client.sendall(b"HTTP/1.1 400\n")
 
             threading.Thread(target=answer, daemon=True).start()

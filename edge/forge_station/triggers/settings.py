@@ -19,6 +19,7 @@ Seconds = Annotated[float, Limit(0.01, 86400.0)]
 class _Source:
     """What every source has."""
 
+    source: str
     part_number: str = ""
     """For triggers that name none; empty: the line's product, if it has only one."""
     queue: Queue = 0
