@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 
-CHECK_S = 0.5
-"""So long a station that comes back waits for that message before it speaks itself."""
+CHECK_S = 2.0
+"""So long a station that comes back waits for that message before it speaks itself, at most: a slow
+link or machine must not let both stations speak, and then both wait."""
 LONGEST_WAIT = 10
 """The wait grows to so many times its first length."""
 
