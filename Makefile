@@ -75,7 +75,7 @@ $(TEST)/installed: $(TEST)/torch
 # onnx and tqdm write the bundles of random checkpoints that the tests open; a station has neither.
 $(EDGE)/installed: pyproject.toml
 	@$(call new_environment,$(EDGE))
-	$(EDGE)/bin/python $(PIP_INSTALL) -e '.[demo,commands,plc,sparkplug,opcua,metrics,hmi,projector,pointcloud,genicam,basler,dev]' 'onnx==1.23.2' 'tqdm>=4.67' \
+	$(EDGE)/bin/python $(PIP_INSTALL) -e '.[demo,commands,plc,sparkplug,opcua,metrics,projector,pointcloud,genicam,basler,dev]' 'onnx==1.23.2' 'tqdm>=4.67' \
 	  '$(if $(filter newest,$(ORT)),onnxruntime,onnxruntime==$(ORT))'
 	$(EDGE)/bin/python -c 'import importlib.util as u, sys; sys.exit(bool(u.find_spec("torch")))'
 	@touch $@
