@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import time
@@ -159,7 +158,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(words)
-    os.environ.setdefault("OMP_NUM_THREADS", "2")
     try:
         print(json.dumps(run(args)))
     except StationError as error:

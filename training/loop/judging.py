@@ -116,7 +116,11 @@ def verify(loop: Loop) -> Notes:
 
 
 def certify(loop: Loop) -> Notes:
-    """The certificate, signed into the bundle; or why there is none and the bundle only advises."""
+    """The certificate, signed into the bundle; or why there is none and the bundle only advises.
+
+    Limits that were suggested on the same parts do no harm: whatever they are, what passes scores
+    below the order statistic that the claim rests on, or nothing of these parts does.
+    """
     from training.calibrate import write_certified
     from training.calibration.certify import certify as made
 
