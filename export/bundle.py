@@ -323,9 +323,7 @@ def check_line(path: Path | None, codec: TextCodec) -> tuple[str, frozenset[str]
     return line.line, frozenset(inspected)
 
 
-def check_references(
-    path: Path | None, card: Mapping[str, Any], inspected: frozenset[str]
-) -> None:
+def check_references(path: Path | None, card: Mapping[str, Any], inspected: frozenset[str]) -> None:
     """A model that compares needs a reference of every part whose surface the line inspects."""
     known = frozenset(reference_io.load(path)) if path is not None else frozenset()
     lacking = sorted(inspected - known)

@@ -90,9 +90,7 @@ def _rendered(inspection: Inspection, layout: Layout) -> dict[str, ReadyViews]:
     return shown
 
 
-def square_views(
-    part: PartCloud, side_mm: float, centre: tuple[float, float, float]
-) -> ReadyViews:
+def square_views(part: PartCloud, side_mm: float, centre: tuple[float, float, float]) -> ReadyViews:
     """Views of exactly `side_mm` square, so that a grid over the whole image fits."""
     pixels = max(32, min(VIEW_PX, int(side_mm / _filled_mm(part))))
     mm_per_px = side_mm / pixels
