@@ -6,7 +6,7 @@
 A thread of its own writes; whoever hands over never waits for the disk. Readers take no lock that
 the station waits for, which is why they do not open the outbox: a reader that hangs in the middle
 of a read would keep its log from being written back. What does not come to the disk is tried again;
-the numbers of the lines show what is missing.
+the numbers of the lines show what is missing. What is no text in a serial is written as `?`.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ class Board:
             self._delete_old()
         with (self.folder / f"parts-{day}.jsonl").open("ab+") as file:
             size = file.seek(0, os.SEEK_END)
-            if day != self._day and size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                file.write(b"\n")  # half a line, of a process that was killed
+            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                file.write(b"\n")  # half a line: of a process that was killed, of a full disk
             while self._lines:
-                file.write(f"{self._lines[0]}\n".encode())
+                file.write(f"{self._lines[0]}\n".encode(errors="replace"))
                 file.flush()
                 self._lines.popleft()
         self._day = day
@@ -129,7 +129,8 @@ class Board:
         self.folder.mkdir(parents=True, exist_ok=True)
         facts = {"time": utc_now(), "boot": self._boot_id, "ended": ended, "n": self._number}
         beside = self.folder / f".{STATUS}.new"
-        beside.write_text(json.dumps({**facts, **status}, ensure_ascii=False), encoding="utf-8")
+        text = json.dumps({**facts, **status}, ensure_ascii=False)
+        beside.write_text(text, encoding="utf-8", errors="replace")
         beside.replace(self.folder / STATUS)
 
     def _delete_old(self) -> None:

@@ -273,6 +273,85 @@ def test_the_board_keeps_lines_until_the_disk_takes_them(tmp_path: Path) -> None
     assert status["ended"] is True and status["n"] == 2
 
 
+def test_the_board_ends_the_half_line_that_a_full_disk_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "outbox.sqlite.board"
+    with Board(tmp_path / "outbox.sqlite", "0badcafe") as board:
+        board.part(verdict("PASS", 1))
+        (path,) = wait_for(lambda: list(folder.glob("parts-*.jsonl")), 5.0)
+        assert wait_for(lambda: path.read_bytes().endswith(b"\n"))
+        with path.open("ab") as file:
+            file.write(b'{"boot":"0bad')
+        board.part(verdict("FAIL", 2))
+    first, half, last = path.read_text().splitlines()
+    assert json.loads(first)["n"] == 1 and half == '{"boot":"0bad'
+    assert json.loads(last)["n"] == 2
+
+
+def test_a_serial_that_is_no_text_does_not_end_the_board(tmp_path: Path) -> None:
+    with Board(tmp_path / "outbox.sqlite", "0badcafe") as board:
+        board.part({**verdict("PASS", 1), "serial": "W-\ud800"})
+        board.part(verdict("FAIL", 2))
+        board.status({**FINE, "product": "\udfff"})
+    (path,) = board.folder.glob("parts-*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["n"] for line in lines] == [1, 2] and lines[0]["serial"] == "W-?"
+    assert json.loads((board.folder / "status.json").read_text())["product"] == "?"
+
+
+def test_a_clock_that_was_ahead_for_a_while_hides_no_part(stage: Stage) -> None:
+    """The file of a day to come is read like any other; parts of today are shown after it."""
+    shown = stage.part("PASS")
+    assert wait_for(lambda: on_disk(stage) == 1)
+    (path,) = stage.board.folder.glob("parts-*.jsonl")
+    ahead = {**json.loads(path.read_text()), "id": "ahead"}
+    (path.parent / "parts-2099-01-01.jsonl").write_text(json.dumps(ahead) + "\n")
+    feed = Feed.of(stage.config)
+    feed._begin()
+    later = [stage.part("FAIL") for _ in range(2)]
+    assert wait_for(lambda: on_disk(stage) == 4)
+    feed.look()
+    feed.look()
+    assert [part["id"] for part in feed.snapshot()["parts"]] == [*later[::-1], "ahead", shown]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"id": []}, {"id": None}, {"name": 5}, {"outcome": {}}, {"begin": 5}, {"ms": "1"},
+        {"ms": float("nan")}, {"reasons": [5]}, {"reasons": None}, {"reasons": [{"code": []}]},
+        {"score": float("inf")}, None, [], "x" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_damaged_line_of_the_board_costs_nothing_but_itself(stage: Stage, line: Any) -> None:
+    first = stage.part("PASS")
+    assert wait_for(lambda: on_disk(stage) == 1)
+    (path,) = stage.board.folder.glob("parts-*.jsonl")
+    bad = {**json.loads(path.read_text()), "id": "bad", **line} if isinstance(line, dict) else line
+    with path.open("a") as file:
+        file.write(f"{json.dumps(bad)}\n{'[' * 50_000}\n")
+    last = stage.part("FAIL")
+    assert wait_for(lambda: on_disk(stage) == 4)
+    feed = Feed.of(stage.config)
+    feed._begin()
+    assert [part["id"] for part in feed.snapshot()["parts"]] == [last, first]
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 50_000, '{"alarms": 5}', '{"alarms": [{}, 5]}'])
+def test_damaged_files_of_the_station_do_not_keep_the_page_from_starting(
+    stage: Stage, text: str
+) -> None:
+    shown = stage.part("PASS")
+    assert wait_for(lambda: on_disk(stage) == 1)
+    outbox = stage.config.outbox
+    for name in ("alarms", "part"):
+        outbox.with_name(f"{outbox.name}.{name}.json").write_text(text)
+    (stage.board.folder / "status.json").write_text(text)
+    with TestClient(build(Context.of(stage.config)), base_url="http://127.0.0.1") as client:
+        assert client.get("/api/live").json()["parts"][0]["id"] == shown
+
+
 def test_the_board_deletes_old_days(tmp_path: Path) -> None:
     folder = tmp_path / "outbox.sqlite.board"
     folder.mkdir()

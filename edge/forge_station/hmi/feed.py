@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import secrets
 import time
 from collections import deque
@@ -37,6 +38,8 @@ SHOWN = 20
 PICTURE_S = 30.0
 """So long after a part its pictures are waited for."""
 _MOST_READ = 8 << 20
+_TEXTS = ("id", "name", "outcome", "begin", "end")
+"""What must be told of a part."""
 
 
 @dataclass(frozen=True)
@@ -175,22 +178,29 @@ class Feed:
     def _begin(self) -> None:
         """What went through before the page was started: the shift, and the last parts."""
         since = self._shift.begin.astimezone(timezone.utc)
-        for line in self._tail.since(min(since, datetime.now(timezone.utc) - timedelta(hours=24))):
-            self._take(line)
+        try:
+            day_ago = datetime.now(timezone.utc) - timedelta(hours=24)
+            for line in self._tail.since(min(since, day_ago)):
+                self._take(line)
+        except OSError as error:
+            log.error("what went through before cannot be read: %s", error)
         self._parts_seen()
-        self.look()
+        self._look()
 
     async def _follow(self) -> None:
         while True:
-            try:
-                self.look()
-                self._looked_at = time.monotonic()
-                self._blind = False
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                if not self._blind:
-                    log.exception("the station cannot be followed; pages will say so")
-                self._blind = True
+            self._look()
             await asyncio.sleep(LOOK_S)
+
+    def _look(self) -> None:
+        try:
+            self.look()
+            self._looked_at = time.monotonic()
+            self._blind = False
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            if not self._blind:
+                log.exception("the station cannot be followed; pages will say so")
+            self._blind = True
 
     async def _beat(self) -> None:
         """None while the station is not followed: the pages cover themselves."""
@@ -258,7 +268,7 @@ class Feed:
             text = (self.evidence / f"{part['name']}.input.json").read_bytes()
             listed = json.loads(text)["pictures"]
             marks = [{"mark": item.get("mark", ""), "file": item["file"]} for item in listed]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return False
         self._pictures[part["id"]] = marks
         self._awaited.pop(part["id"], None)
@@ -271,10 +281,10 @@ class Feed:
             stamp = (status.st_mtime_ns, status.st_ino)
             if stamp == self._stamps.get(path):
                 return None
-            content = json.loads(path.read_bytes())
+            content = json.loads(path.read_bytes(), parse_constant=_refused)
         except FileNotFoundError:
             return None
-        except ValueError:
+        except (ValueError, RecursionError):
             content = None
         self._stamps[path] = stamp
         return content if isinstance(content, dict) else None
@@ -297,13 +307,16 @@ class Feed:
 
 
 class _Tail:
-    """The lines of the board's files of days, each once."""
+    """The lines of the board's files of days, each once. A day may come again, or be one of the
+    future: clocks are set."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._day = ""
         self._offset = 0
         self._rest = b""
+        self._left: dict[str, tuple[int, bytes]] = {}
+        """Day -> how far it was read."""
 
     def since(self, begin: datetime) -> Iterator[dict[str, Any]]:
         """All lines of the days from `begin` (UTC) on; then `new` goes on."""
@@ -318,15 +331,15 @@ class _Tail:
         """Lines that were not there before."""
         yield from self._read()
         today = f"parts-{datetime.now(timezone.utc):%Y-%m-%d}.jsonl"
-        if today > self._day:
-            if self._day:
-                yield from self._read()  # written before midnight, after the look above
-            if (self._folder / today).exists():
-                self._turn_to(today)
-                yield from self._read()
+        if today != self._day and (self._folder / today).exists():
+            yield from self._read()  # written before midnight, after the look above
+            self._turn_to(today)
+            yield from self._read()
 
     def _turn_to(self, day: str) -> None:
-        self._day, self._offset, self._rest = day, 0, b""
+        self._left[self._day] = self._offset, self._rest
+        self._day = day
+        self._offset, self._rest = self._left.get(day, (0, b""))
 
     def _read(self) -> Iterator[dict[str, Any]]:
         if not self._day:
@@ -340,6 +353,8 @@ class _Tail:
                 with path.open("rb") as file:
                     file.seek(self._offset)
                     content = file.read(_MOST_READ)
+                if not content:  # cut off meanwhile
+                    return
                 self._offset += len(content)
                 *lines, self._rest = (self._rest + content).split(b"\n")
                 for line in lines:
@@ -353,17 +368,25 @@ class _Tail:
 def _part(line: bytes) -> dict[str, Any] | None:
     """A line of the board; None for one that is none: half a line, of a process that was killed."""
     try:
-        part = json.loads(line)
-        good = isinstance(part, dict) and all(
-            key in part for key in ("id", "name", "outcome", "reasons", "begin", "end", "ms")
+        part = json.loads(line, parse_constant=_refused)
+        good = (
+            isinstance(part, dict)
+            and all(isinstance(part.get(key), str) for key in _TEXTS)
+            and math.isfinite(part["ms"])
+            and all(isinstance(item["code"], str) for item in part["reasons"])
         )
-    except ValueError:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         good = False
     if not good:
         if line.strip():
             log.warning("a line of the board cannot be read: %s", line[:80])
         return None
     return dict(part)
+
+
+def _refused(constant: str) -> None:
+    """NaN and infinity are no JSON, and no browser reads them."""
+    raise ValueError(constant)
 
 
 def _shown_alarms(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -376,8 +399,13 @@ def _shown_alarms(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if isinstance(item, dict) and item.get("told") != "clearing"
     ]
     yield from sorted(
-        found, key=lambda item: (item["acked"], -(item["severity"] or 0), item["since"] or "")
+        found,
+        key=lambda item: (bool(item["acked"]), -_number(item["severity"]), str(item["since"])),
     )
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 __all__ = ["BEAT_S", "MOST_QUEUED", "Client", "Feed"]
