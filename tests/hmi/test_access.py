@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,6 +181,51 @@ def test_wrong_pins_lock_the_user_and_the_panel_for_a_time_that_doubles(
     assert sessions.login("ben", PINS["ben"], "panel-1").user.name == "ben"
 
 
+def test_many_guesses_at_once_are_no_more_than_one_after_the_other(
+    users: Users, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every guess is let in before the first is found wrong."""
+    sessions = Sessions(users, clock)
+    check, looked_at = users.check, []
+    together = threading.Event()
+
+    def slow(name: str, pin: str) -> User | None:
+        looked_at.append(pin)
+        together.wait(10.0)
+        return check(name, pin)
+
+    def guess(number: int) -> None:
+        with contextlib.suppress(LockedError, RefusedError):
+            sessions.login("ben", f"{number:06}", f"panel-{number}")
+
+    monkeypatch.setattr(users, "check", slow)
+    threads = [threading.Thread(target=guess, args=(number,)) for number in range(3 * WRONG_PINS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads[WRONG_PINS:]:
+        thread.join(0.05)
+    together.set()
+    for thread in threads:
+        thread.join(10.0)
+    assert len(looked_at) == WRONG_PINS
+    with pytest.raises(LockedError):
+        sessions.login("ben", PINS["ben"], "another panel")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 60_000, b'{"name": "ben\\ud800", "pin": "135790"}', b'{"name": "\xff"}', b"[]", b"{"],
+    ids=["deep", "half a character", "no UTF-8", "list", "half"],
+)
+def test_what_is_no_request_is_said_to_be_none(
+    page: tuple[TestClient, Context], content: bytes
+) -> None:
+    client, context = page
+    answer = client.post("/api/session/login", content=content, headers={"origin": ORIGIN})
+    assert answer.status_code == 409 and "not understood" in answer.json()["text"]
+    assert not context.audit.path.exists()
+
+
 def test_an_unknown_name_is_refused_like_a_wrong_pin(users: Users, clock: Clock) -> None:
     sessions = Sessions(users, clock)
     told = set()
@@ -324,6 +371,30 @@ def test_a_changed_audit_is_found(tmp_path: Path, harm: str) -> None:
     audit.path.write_text("\n".join(lines) + "\n")
     with pytest.raises(AuditError, match="was changed"):
         list(audit.lines())
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_long_line_of_the_audit_is_followed_by_others(tmp_path: Path, half: bool) -> None:
+    audit = Audit(tmp_path / "audit.jsonl")
+    for number in range(2):
+        audit.add("order", who="u", role="operator", panel="p", after=f"{number}" * 200_000)
+    if half:
+        with audit.path.open("a") as file:
+            file.write("3" * 200_000)
+    audit.add("b", who="u", role="operator", panel="p")
+    assert [line["action"] for line in audit.lines()] == ["order", "order", "b"]
+
+
+@pytest.mark.parametrize("last", ['{"n": "1"}', '{"n": 1, "sha256": 0}', "\udcff", "[" * 50_000])
+def test_nothing_is_added_to_an_audit_whose_last_line_is_none(tmp_path: Path, last: str) -> None:
+    audit = Audit(tmp_path / "audit.jsonl")
+    audit.add("a", who="u", role="operator", panel="p")
+    with audit.path.open("a", errors="surrogateescape") as file:
+        file.write(f"{last}\n")
+    before = audit.path.read_bytes()
+    with pytest.raises(AuditError, match="was changed"):
+        audit.add("b", who="u", role="operator", panel="p")
+    assert audit.path.read_bytes() == before
 
 
 def test_half_a_line_of_a_power_cut_is_replaced(tmp_path: Path) -> None:

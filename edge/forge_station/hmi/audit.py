@@ -18,7 +18,7 @@ from forge_station.errors import StationError
 from forge_station.mes.stamp import utc_now
 
 NONE = "0" * 64
-_TAIL_BYTES = 1 << 16
+_STEP_BYTES = 1 << 16
 
 
 class AuditError(StationError):
@@ -90,7 +90,7 @@ class Audit:
         except (OSError, UnicodeDecodeError) as error:
             raise AuditError("the audit cannot be read", which=self.path, got=error) from error
 
-    def _broken(self, number: int) -> AuditError:
+    def _broken(self, number: object) -> AuditError:
         return AuditError(
             "the audit was changed",
             which=f"{self.path}, line {number}",
@@ -101,23 +101,28 @@ class Audit:
 
     def _last(self, handle: int) -> dict[str, Any]:
         """The last whole line; {} of an empty file. Half a line is what a power cut left."""
-        size = os.fstat(handle).st_size
-        begin = max(0, size - _TAIL_BYTES)
-        tail = os.pread(handle, size - begin, begin)
-        if tail and not tail.endswith(b"\n"):
-            keep = tail.rfind(b"\n") + 1
-            if keep == 0 and begin > 0:
-                raise self._broken(0)
+        begin = os.fstat(handle).st_size
+        tail = b""
+        while begin > 0 and tail.count(b"\n") < 2:
+            step = min(_STEP_BYTES, begin)
+            begin -= step
+            tail = os.pread(handle, step, begin) + tail
+        keep = tail.rfind(b"\n") + 1
+        if keep < len(tail):
             os.ftruncate(handle, begin + keep)
-            tail = tail[:keep]
-        lines = tail.splitlines()
-        return _parsed(lines[-1].decode(), self.path, 0) if lines else {}
+        lines = tail[:keep].splitlines()
+        if not lines:
+            return {}
+        last = _parsed(lines[-1].decode(errors="replace"), self.path, 0)
+        if not isinstance(last.get("n"), int) or not isinstance(last.get("sha256"), str):
+            raise self._broken(last.get("n"))
+        return last
 
 
 def _parsed(text: str, path: Path, number: int) -> dict[str, Any]:
     try:
         line = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         line = None
     if not isinstance(line, dict):
         raise AuditError(

@@ -110,7 +110,8 @@ async def body_of(request: Request) -> dict[str, object]:
             raise StationError("request too large", expected=f"{MOST_BYTES} bytes at most")
     try:
         found = json.loads(content or b"{}")
-    except ValueError:
+        json.dumps(found, ensure_ascii=False).encode()  # no half characters: no file takes them
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise StationError("request not understood", expected="a JSON object")

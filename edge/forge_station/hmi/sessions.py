@@ -85,18 +85,19 @@ class Sessions:
         self._guard = threading.Lock()
 
     def login(self, name: str, pin: str, panel: str) -> Session:
-        """Raises LockedError, RefusedError. A PIN is not even looked at while locked."""
+        """Raises LockedError, RefusedError. A PIN is not even looked at while locked, and counts as
+        wrong until it was: who guesses many at once gets no more of them."""
         keys = (f"user {name}", f"panel {panel}")
         with self._guard:
             left = max(self._lock.left_s(key) for key in keys)
-        if left > 0:
-            raise LockedError(left)
+            if left > 0:
+                raise LockedError(left)
+            for key in keys:
+                self._lock.wrong(key)
         user = self._users.check(name, pin)
+        if user is None:
+            raise RefusedError("name or PIN is wrong")
         with self._guard:
-            if user is None:
-                for key in keys:
-                    self._lock.wrong(key)
-                raise RefusedError("name or PIN is wrong")
             for key in keys:
                 self._lock.right(key)
             now = self._clock()
