@@ -11,7 +11,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,28 +47,31 @@ class Log:
     def close(self) -> None:
         os.close(self._file)
 
-    def news(self) -> list[dict[str, Any]]:
-        """Rows that were added since the last call, the first time all.
+    def news(self) -> Iterator[dict[str, Any]]:
+        """Rows that were added since the last call, the first time all. A row at which the caller
+        raises is given again: nothing behind it is taken for known.
 
         Raises ReviewError for a line that is no JSON object.
         """
-        rows = []
         with _locked(self._file, fcntl.LOCK_SH):
             size = os.fstat(self._file).st_size
             found = os.pread(self._file, size - self._at, self._at) if size > self._at else b""
         whole = found[: found.rfind(b"\n") + 1]
-        for line in whole.splitlines():
-            self._lines += 1
+        for line in whole.split(b"\n")[:-1]:
             if line.strip():
                 row = _parsed(line)
                 if row is None:
-                    raise ReviewError(
-                        "not a row", which=f"{self.path}, line {self._lines}",
-                        expected="a JSON object", action="take the line out, or mend it",
-                    )  # fmt: skip
-                rows.append(row)
-        self._at += len(whole)
-        return rows
+                    raise self.not_a_row("a JSON object")
+                yield row
+            self._lines += 1
+            self._at += len(line) + 1
+
+    def not_a_row(self, expected: str, got: object = None) -> ReviewError:
+        """The error of the row that `news` gives, or fails at."""
+        return ReviewError(
+            "not a row", which=f"{self.path}, line {self._lines + 1}", expected=expected, got=got,
+            action="stop the page, take the line out or mend it, and start the page again",
+        )  # fmt: skip
 
     def append(self, *rows: Mapping[str, Any]) -> None:
         """Add rows and flush them to the disk. `news` gives them, too.

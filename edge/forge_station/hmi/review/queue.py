@@ -18,10 +18,11 @@ import secrets
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from forge_station.contract import record
 from forge_station.contract.error import ContractError
@@ -37,6 +38,7 @@ from forge_station.hmi.review.log import Log, ReviewError
 from forge_station.hmi.review.settings import ReviewSettings
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LABELS, QUEUE = "labels.jsonl", "queue.jsonl"
 LEASE = timedelta(minutes=10)
@@ -106,8 +108,6 @@ class Queue:
         self._parts, self._pass_share, self._now = parts, pass_share, now
         self._masters = dict(masters or {})
         self._lock = threading.RLock()
-        self._folder_lock = _only(folder)
-        self._labels, self._log = Log(folder / LABELS), Log(folder / QUEUE)
         self._seed = ""
         self._draws: dict[str, Draw] = {}
         self._waiting: set[str] = set()
@@ -123,17 +123,19 @@ class Queue:
         self._said: dict[str, list[Label]] = defaultdict(list)
         self._keys: dict[str, Label] = {}
         self._until = ""
-        for row in self._log.news():
-            self._take(row)
-        if not self._seed:
-            self._note("seed", seed=secrets.token_hex(16))
-        self._hear()
+        with ExitStack() as held:
+            held.callback(os.close, _only(folder))
+            self._labels = held.enter_context(closing(Log(folder / LABELS)))
+            self._log = held.enter_context(closing(Log(folder / QUEUE)))
+            self._recall()
+            if not self._seed:
+                self._note("seed", seed=secrets.token_hex(16))
+            self._hear()
+            self._held = held.pop_all()
 
     def close(self) -> None:
         with self._lock:
-            self._labels.close()
-            self._log.close()
-            os.close(self._folder_lock)
+            self._held.close()
 
     # What there is
 
@@ -480,8 +482,15 @@ class Queue:
         if events:
             at = _utc(self._now())
             self._log.append(*({"event": name, "at": at, **facts} for name, facts in events))
+        self._recall()
+
+    def _recall(self) -> None:
+        """Take in what was added to the log."""
         for row in self._log.news():
-            self._take(row)
+            try:
+                self._take(row)
+            except (KeyError, ValueError, StationError) as error:
+                raise self._log.not_a_row(f"a whole {row.get('event')}", error) from error
 
     def _hear(self) -> None:
         """Take in what was added to the labels file, by us or by others."""
@@ -489,7 +498,7 @@ class Queue:
             try:
                 label = record.read(Label, row)
             except ContractError as error:
-                raise ReviewError("not a label", which=self._labels.path, got=error) from error
+                raise self._labels.not_a_row("a label", error) from error
             self._all.append(label)
             self._said[label.result_id].append(label)
             key = label.more.get("key")
@@ -517,12 +526,14 @@ class Queue:
         if event == "seed":
             self._seed = str(row["seed"])
         elif event == "draw":
-            drawn = Draw(**_own(Draw, row))
+            drawn = _own(Draw, row)
+            _time(drawn.time)
             self._draws[drawn.result_id] = drawn
             self._waiting.add(drawn.result_id)
             self._until = max(self._until, drawn.time)
         elif event == "look":
-            look = Look(**_own(Look, row))
+            look = _own(Look, row)
+            _time(look.time)
             self._looks[look.id] = look
             self._open[look.reviewer] = look
         elif event == "reveal":
@@ -532,12 +543,13 @@ class Queue:
         elif event == "gone":
             self._waiting.discard(str(row["result_id"]))
         elif event == "gold":
-            gold = Gold(**_own(Gold, row))
+            gold = _own(Gold, row)
             self._gold[gold.result_id] = gold
 
 
-def _own(cls: type, row: Mapping[str, Any]) -> dict[str, Any]:
-    return {item.name: row[item.name] for item in fields(cls)}
+def _own(cls: type[T], row: Mapping[str, Any]) -> T:
+    names = [item.name for item in fields(cls)]  # type: ignore[arg-type]
+    return record.read(cls, {name: row[name] for name in names})
 
 
 def _only(folder: Path) -> int:
