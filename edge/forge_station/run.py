@@ -99,6 +99,12 @@ def add_run_arguments(command: argparse.ArgumentParser) -> None:
     command.epilog = EPILOG
 
 
+PART_NUMBER_HELP = (
+    "product of the line file; needed where that has several and the station file names none "
+    "(trigger.part_number)"
+)
+
+
 def add_trigger_arguments(command: argparse.ArgumentParser) -> None:
     """Of `forge-station trigger`, beside --station."""
     command.description = (
@@ -111,7 +117,7 @@ def add_trigger_arguments(command: argparse.ArgumentParser) -> None:
         "64 wrong usage, or no station answers"
     )
     command.add_argument("--serial", default="", help="serial number (default: the next number)")
-    command.add_argument("--part-number", default="", metavar="P", help="product of the line file")
+    command.add_argument("--part-number", default="", metavar="P", help=PART_NUMBER_HELP)
     command.add_argument(
         "--timeout", type=float, default=120.0, metavar="S", help="seconds to wait (default 120)"
     )
@@ -134,6 +140,8 @@ def trigger(config: StationConfig, args: argparse.Namespace, out: TextIO = sys.s
         raise TriggerError("the station ended before its verdict", which=args.serial or "part")
     reasons = ", ".join(dict.fromkeys(answer["reasons"])) or "-"
     print(f"{answer['serial']}  {answer['outcome']}  {reasons}", file=out)
+    for text in dict.fromkeys(answer.get("texts", ())):
+        print(f"  {text}", file=out)
     return EXIT_CODES[Outcome(answer["outcome"])]
 
 

@@ -432,7 +432,9 @@ def test_the_command_trigger_asks_the_running_station(rig):
         assert run.trigger(config, args, told) == 0
         args = build_parser().parse_args(["trigger", "--serial", "x2", "--part-number", "NO"])
         assert run.trigger(config, args, told) == 3
-    assert told.getvalue().splitlines()[0] == "x1  PASS  -"
+    first, second, text = told.getvalue().splitlines()
+    assert (first, second) == ("x1  PASS  -", "x2  ERROR  UNKNOWN_PRODUCT")
+    assert text.startswith("  no such product in the line") and text.endswith("got NO")
     assert rig.stored() == {"x1": "PASS", "x2": "ERROR"}
     with pytest.raises(ConfigError, match="expected trigger"):
         run.trigger(rig.config(), args, told)

@@ -84,3 +84,9 @@ class ContractError(StationError, ValueError):
             self.what, self.which = what, which
         else:
             super().__init__(what, which=which, expected=expected, got=got, action=action)
+
+
+class ProductError(ContractError):
+    """A part number that the line does not have, or none where the line has several."""
+
+    code: ClassVar[str] = "UNKNOWN_PRODUCT"

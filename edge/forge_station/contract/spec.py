@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple
 
 from forge_station.contract import catalogue, record
-from forge_station.contract.error import ContractError, Fault
+from forge_station.contract.error import ContractError, Fault, ProductError
 from forge_station.contract.record import Limit, Probability, Score
 from forge_station.contract.verdict import CheckName, CheckResult, Outcome, Reason
 from forge_station.contract.views import MARKS
@@ -144,14 +144,13 @@ class LineSpec:
             raise ContractError("the line is not valid", which=self.line, faults=faults)
 
     def product(self, part_number: str) -> Product:
-        """Raises ContractError that names the known part numbers."""
+        """Raises ProductError that names the known part numbers."""
         for product in self.products:
             if product.part_number == part_number:
                 return product
         known = ", ".join(product.part_number for product in self.products)
-        raise ContractError(
-            "no such product in the line", which=self.line, expected=known, got=part_number
-        )
+        got = part_number or "no part number"
+        raise ProductError("no such product in the line", which=self.line, expected=known, got=got)
 
 
 def parse_line(data: object, which: str = "line") -> LineSpec:

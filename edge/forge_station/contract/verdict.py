@@ -101,6 +101,7 @@ REASONS: Mapping[str, str] = {
     "MODEL_OVERRUN": "the model exceeded its token or time budget",
     "MODEL_FAILED": "the model could not run",
     "BUNDLE_REFUSED": "the model bundle is incomplete, altered or of another contract",
+    "UNKNOWN_PRODUCT": "the line has no product of this part number, or none was named",
     "CONTRACT_BROKEN": "data broke the contract between parts of the station",
     "OUTBOX_FULL": "the result could not be stored in time, so the line was told to hold the part",
     "INTERRUPTED": "the station was stopped or crashed while it inspected the part",

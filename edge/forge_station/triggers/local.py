@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from forge_station.capture.base import Trigger
-from forge_station.contract.verdict import Verdict
+from forge_station.contract.verdict import REASONS, Verdict
 from forge_station.errors import TriggerError
 from forge_station.triggers.gate import Gate, TriggerRefusedError
 from forge_station.triggers.sources import Thread
@@ -231,10 +231,12 @@ def _say(client: socket.socket, message: Mapping[str, Any]) -> None:
 
 def _told(trigger: Trigger, verdict: Verdict | None) -> dict[str, Any]:
     if verdict is None:
-        return {"serial": trigger.serial, "outcome": "ERROR", "reasons": ["INTERRUPTED"]}
+        told = {"serial": trigger.serial, "outcome": "ERROR"}
+        return {**told, "reasons": ["INTERRUPTED"], "texts": [REASONS["INTERRUPTED"]]}
     return {
         "serial": verdict.serial,
         "outcome": verdict.outcome.value,
         "reasons": [reason.code for reason in verdict.reasons],
+        "texts": [reason.text for reason in verdict.reasons],
         "result_id": verdict.result_id,
     }
