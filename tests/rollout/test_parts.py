@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -15,12 +16,14 @@ import yaml
 
 from forge_station.bundles import fetch
 from forge_station.errors import ConfigError
+from forge_station.mes.topics import MqttConfig, topic_of
+from forge_station.rollout import stick
 from forge_station.rollout.plan import read_plan
 from forge_station.rollout.record import OVER, Folder, Release, RolloutRecord, StationRecord
 from forge_station.rollout.runner import ABORT, Runner
 from forge_station.rollout.serve import FileServer
 from forge_station.rollout.table import Screen, table
-from forge_station.rollout.ways import Answer, Seen
+from forge_station.rollout.ways import Answer, MqttWay, Seen
 
 NEW, OLD = "b" * 64, "a" * 64
 RELEASE = Release("b.fsb", "nuts", "1.2.0", 2, NEW)
@@ -295,6 +298,93 @@ def test_the_file_server_goes_on_where_a_transfer_broke_off(tmp_path: Path) -> N
                 urllib.request.urlopen(f"{server.address}/{path}")
     with pytest.raises(ConfigError, match="cannot be served here"):
         FileServer("http://192.0.2.1:80", [source]).__enter__()
+
+
+def test_two_that_begin_one_rollout_at_once_are_one(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, **THREE)
+    folder = Folder(tmp_path / "r")
+    folder.path.mkdir()
+    with folder.alone() as free:
+        assert free
+        with pytest.raises(ConfigError, match="another process begins"):
+            begun(Folder(folder.path), plan)
+    assert not folder.exists
+    begun(folder, plan)
+    with pytest.raises(ConfigError, match="was begun already"):
+        begun(folder, plan)
+
+
+def test_a_log_that_the_disk_does_not_take_stops_no_rollout(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, **THREE)
+    folder = Folder(tmp_path / "r")
+    begun(folder, plan)
+    (folder.path / "log.jsonl").mkdir()
+    stations = {name: Scripted() for name in ("s1", "s2", "s3")}
+    assert run(folder, plan, stations, Clock()).record.phase == "SUCCEEDED"
+
+
+def test_what_a_station_says_leads_no_terminal_and_breaks_no_file(tmp_path: Path) -> None:
+    class Liar(Scripted):
+        def look(self) -> Seen:
+            seen = super().look()
+            lie = {"detail": "fine\x1b[2J\n\ud800\u202e", "code": "\x07"}
+            return replace(seen, jobs={job: {**own, **lie} for job, own in seen.jobs.items()})
+
+    plan = plan_file(tmp_path, **THREE)
+    folder = Folder(tmp_path / "r")
+    begun(folder, plan)
+    told: list[str] = []
+    stations = {"s1": Liar(BAD), "s2": Scripted(), "s3": Scripted()}
+    runner = Runner(
+        folder, read_plan(plan), stations, lambda name: "/b.fsb", clock=Clock(),
+        told=lambda text, _: told.append(text),
+    )  # fmt: skip
+    while runner.record.phase not in OVER:
+        runner.step()
+    assert folder.read().station("s1").detail == "fine?[2J???"
+    assert any("fine" in text for text in told) and all(text.isprintable() for text in told)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"version": 1}, {"jobId": "j", "version": 1, "state": 5}, {"jobId": "j", "version": "x"},
+        {"jobId": "j", "version": 1, "state": "TRIAL", "progress": "half"},
+        {"jobId": "j", "version": 1, "state": "TRIAL", "progress": float("nan")},
+        {"jobId": "j", "version": float("inf"), "state": "TRIAL"},
+        {"jobId": "j", "version": 1, "state": "TRIAL", "trial": {"parts": "many"}},
+        [], None, "x", {"schema": "conn/1.0", "state": "ONLINE", "reason": "started"},
+    ],
+)  # fmt: skip
+def test_a_report_that_is_none_is_not_taken_from_a_stick(tmp_path: Path, report: object) -> None:
+    good = {"jobId": "good", "state": "SHADOW", "version": 3}
+    for name, content in (("good", json.dumps(good)), ("j", json.dumps(report)), ("k", "[" * 9999)):
+        place = stick.place_of(tmp_path, name)
+        place.mkdir()
+        (place / stick.REPORT).write_text(content)
+    assert stick.read_report(tmp_path) == {"good": good}
+
+
+@pytest.mark.parametrize("name", ["conn", "birth", "job"])
+@pytest.mark.parametrize(
+    "body", [b"", b"5", b"[]", b"null", b"[" * 9999, b'"\xff"', b'{"schema": "state/1.0"}', b"{}"]
+)
+def test_what_is_no_message_at_a_broker_is_passed_over(name: str, body: bytes) -> None:
+    config = MqttConfig(host="127.0.0.1", line="l1", station="s1")
+    way = MqttWay(config, None, "me")
+    before = way._seen
+    way._take(topic_of(config, name) if name != "job" else f"{topic_of(config, 'job')}/j", body)
+    assert way._seen == before
+
+
+@pytest.mark.parametrize("wanted", [f"bytes={'9' * 5000}-", f"bytes=0-{'9' * 5000}", "bytes=-5"])
+def test_ranges_that_are_none_get_the_whole_file(tmp_path: Path, wanted: str) -> None:
+    source = tmp_path / "b.fsb"
+    source.write_bytes(b"0123456789")
+    with FileServer("http://127.0.0.1:0", [source]) as server:
+        part = urllib.request.Request(server.url(source), headers={"Range": wanted})
+        with urllib.request.urlopen(part, timeout=5) as answer:
+            assert (answer.status, answer.read()) == (200, b"0123456789")
 
 
 def test_the_table_says_where_everybody_is() -> None:

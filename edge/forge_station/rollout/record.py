@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -134,13 +135,19 @@ class Folder:
 
     def create(self, plan: bytes, first: RolloutRecord) -> None:
         """The plan, then the state, with which it exists. Raises ConfigError where one is."""
-        self.require_new()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.plan.write_bytes(plan)
-            self.write(first)
         except OSError as error:
             raise self._unwritable(error) from error
+        with self.alone() as free:
+            if free:
+                self.require_new()
+                self.plan.write_bytes(plan)
+                self.write(first)
+                return
+        raise ConfigError(
+            "another process begins this rollout", which=self.path, action="leave it to that one"
+        )
 
     def read(self) -> RolloutRecord:
         """Raises ConfigError."""
@@ -170,8 +177,12 @@ class Folder:
         """For people; a line that is lost is no harm."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         entry = {"time": now, "station": station, "text": text}
-        with (self.path / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({key: value for key, value in entry.items() if value}) + "\n")
+        line = json.dumps({key: value for key, value in entry.items() if value})
+        try:
+            with (self.path / "log.jsonl").open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+        except OSError as error:
+            logging.getLogger(__name__).warning("%s/log.jsonl: %s", self.path, error.strerror)
 
     def ask(self, name: str, facts: Mapping[str, Any]) -> None:
         """Leave a request for whoever carries the rollout out."""

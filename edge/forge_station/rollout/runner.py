@@ -85,12 +85,13 @@ class Runner:
         self._folder.write(self.record)
 
     def _set(self, item: StationRecord, text: str = "", **changes: Any) -> StationRecord:
-        changed = replace(item, **changes)
+        told = {key: _shown(value) for key, value in changes.items() if isinstance(value, str)}
+        changed = replace(item, **{**changes, **told})
         if changed != item:
             self.record = self.record.with_station(changed)
             self._folder.write(self.record)
         if text:
-            self._tell(text, item.name)
+            self._tell(_shown(text), item.name)
         return changed
 
     def _tell(self, text: str, station: str = "") -> None:
@@ -374,3 +375,8 @@ class Runner:
     def _end(self, phase: Phase, why: str) -> None:
         self._write(phase=phase, why=why, ended=self._clock())
         self._tell(f"{phase}  {why}".rstrip())
+
+
+def _shown(text: str) -> str:
+    """What a station says goes to a file and to a terminal, which control characters would lead."""
+    return "".join(c if c.isprintable() else "?" for c in text)

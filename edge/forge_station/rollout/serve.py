@@ -20,7 +20,7 @@ from forge_station.errors import ConfigError
 
 log = logging.getLogger(__name__)
 _CHUNK = 1 << 18
-_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 TIMEOUT_S = 30.0
 
 
@@ -121,6 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
                 while left and (chunk := file.read(min(_CHUNK, left))):
                     self.wfile.write(chunk)
                     left -= len(chunk)
+                self.close_connection |= left > 0  # the file became shorter: do not let it wait
         except OSError as error:  # the station went away, and comes back for the rest
             log.info("%s: the transfer of %s broke off: %s", self.client_address, self.path, error)
             self.close_connection = True

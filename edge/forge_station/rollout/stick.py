@@ -25,10 +25,13 @@ from forge_station.bundles.trust import Trust
 from forge_station.contract import record
 from forge_station.contract.error import ContractError
 from forge_station.errors import InputError
-from forge_station.mes import state_file
+from forge_station.mes import schema, state_file
+from forge_station.mes.stamp import utc_now
 from forge_station.rollout.record import StationRecord
 
 log = logging.getLogger(__name__)
+_ENVELOPE = {"schema": "job/1.0", "source": "stick"}
+"""What a message has that came by a broker."""
 _PREFIX, ORDER, REPORT = "rollout-", "order.json", "report.json"
 
 
@@ -76,9 +79,10 @@ def read_report(folder: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for path in folder.glob(f"{_PREFIX}*/{REPORT}"):
         try:
-            message = json.loads(path.read_text(encoding="utf-8"))
-            found[str(message["jobId"])] = {**message, "version": int(message["version"])}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            message = {**json.loads(path.read_text(encoding="utf-8"))}
+            schema.require({"time": utc_now(), **message, **_ENVELOPE}, stamped=False)
+            found[message["jobId"]] = message
+        except (OSError, ValueError, TypeError, RecursionError, ContractError) as error:
             log.error("%s cannot be read: %s", path, error)
     return found
 
@@ -89,7 +93,7 @@ def read_orders(folder: Path, station: str) -> list[tuple[Path, Order]]:
     for path in sorted(folder.glob(f"{_PREFIX}*/{ORDER}")):
         try:
             order = record.read(Order, json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, ContractError) as error:
+        except (OSError, ValueError, RecursionError, ContractError) as error:
             raise InputError("the order cannot be read", which=path, got=error) from error
         if order.station == station:
             found.append((path.parent, order))

@@ -133,23 +133,26 @@ class MqttWay:
         self._seen = replace(self._seen, trouble="")
 
     def _take(self, topic: str, body: bytes) -> None:
+        kind = {topic_of(self._config, name): name for name in ("conn", "birth")}.get(topic, "job")
         try:
             message = json.loads(body)
+            if not isinstance(message, dict) or message.get("schema") != f"{kind}/1.0":
+                raise ContractError("another message than belongs there", expected=f"{kind}/1.0")
             schema.require(message)
         except (ValueError, RecursionError, ContractError) as error:
             log.error("%s cannot be read: %s", topic, error)
             return
         seen = self._seen
-        if topic == topic_of(self._config, "conn"):
+        if kind == "conn":
             self._seen = replace(seen, online=message["state"] == "ONLINE")
-        elif topic == topic_of(self._config, "birth"):
+        elif kind == "birth":
             self._seen = replace(
                 seen,
                 born=True,
                 running=message.get("bundle", {}).get("sha256", ""),
                 deploys="command:deploy" in message.get("capabilities", ()),
             )
-        elif "jobId" in message:
+        else:
             known = seen.jobs.get(message["jobId"])
             if known is None or message["version"] >= known["version"]:
                 self._seen = replace(seen, jobs={**seen.jobs, message["jobId"]: message})
