@@ -120,6 +120,29 @@ def test_a_damaged_file_of_users_lets_nobody_in(users: Users) -> None:
         users.check("anna", PINS["anna"])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "[" * 50_000, '{"users": []}', '{"users": {"anna": 5}}',
+        '{"users": {"anna": {"role": "king", "salt": "00", "pin": "00"}}}',
+        '{"users": {"anna": {"role": "admin", "salt": "x", "pin": 5}}}',
+    ],
+)  # fmt: skip
+def test_a_damaged_file_of_users_leaves_a_page_to_look_at(
+    page: tuple[TestClient, Context], text: str
+) -> None:
+    client, context = page
+    assert login(client, "anna")["status"] == 200
+    assert client.get("/api/session").json()["name"] == "anna"
+    context.users.path.write_text(text)
+    assert client.get("/api/session").json()["name"] == ""
+    assert client.get("/api/page").json()["names"] == []
+    assert client.get("/api/live").status_code == 200
+    assert client.get("/api/history/parts").status_code == 403
+    refused = login(client, "anna")
+    assert refused["status"] == 409 and "is damaged" in refused["text"]
+
+
 @pytest.mark.parametrize("name", sorted(PINS))
 def test_a_session_ends_when_nothing_is_done(users: Users, clock: Clock, name: str) -> None:
     sessions = Sessions(users, clock)

@@ -142,6 +142,14 @@ def test_who_looked_a_part_up_is_not_asked_to_judge_it_blind(panel, stage):
     assert panel.post("/api/review/next").json() == {"look": None}
 
 
+def test_who_looked_at_a_picture_of_a_part_knows_it_too(panel, stage):
+    """Else a picture of the history, held against that of the look, would give the verdict away."""
+    said = store(stage.config.evidence.folder, "FAIL", 1)
+    path = f"/api/history/part/{said['result_id']}/A/front"
+    assert panel.client.get(path).status_code == 200
+    assert panel.post("/api/review/next").json() == {"look": None}
+
+
 def test_what_people_said_is_for_the_lead_and_without_names(panel, stage):
     said = store(stage.config.evidence.folder, "FAIL", 1)
     look = panel.post("/api/review/next").json()["look"]

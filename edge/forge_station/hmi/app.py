@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import inspect
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,10 @@ from forge_station.hmi.audit import AuditError
 from forge_station.hmi.context import COOKIE, Context, body_of, refusal
 from forge_station.hmi.review import routes as review
 from forge_station.hmi.sessions import LONGEST_S, LockedError, RefusedError, Session
-from forge_station.hmi.users import Role
+from forge_station.hmi.users import Role, UsersError
 from forge_station.mes.topics import is_loopback
+
+log = logging.getLogger(__name__)
 
 STATIC = Path(__file__).with_name("static")
 LOCALES = Path(__file__).with_name("locale")
@@ -139,7 +142,11 @@ def session_routes(context: Context) -> list[Guarded]:
         return {"name": user.name, "role": int(user.role), "token": session.token, "left_s": left}
 
     async def page(_: Request) -> Response:
-        users = await run_in_threadpool(context.users.all)
+        try:
+            users = await run_in_threadpool(context.users.all)
+        except UsersError as error:  # who only looks needs none of them
+            log.error("%s", error)
+            users = ()
         return JSONResponse(
             {
                 "boot": context.feed.boot,

@@ -59,16 +59,23 @@ def routes(context: Context) -> list[tuple[Route, Role]]:
         }
         return JSONResponse(told, headers=NO_STORE)
 
+    def seen(request: Request, result_id: str) -> None:
+        """Before anything of the part goes out: also a picture alone, with the list, tells all."""
+        try:
+            review.queue.seen(context.user(request).name, result_id)
+        except StationError as error:  # the history is shown without the review
+            log.warning("history: %s", error)
+
     def part(request: Request) -> Response:
         row = review.evidence.one(request.path_params["id"])
         if row is None:
             return refusal(404, "gone", "there is no evidence of this part any more")
         user = context.user(request)
+        seen(request, row.result_id)
         verdict = review.evidence.verdict(row)
         said: list[dict[str, Any]] = []
         gold = False
         try:
-            review.queue.seen(user.name, row.result_id)
             if user.role >= Role.LEAD:
                 own = [item for item in review.queue.labels() if item.result_id == row.result_id]
                 said = [_label(item) for item in own if not item.more.get("gold")]
@@ -87,6 +94,7 @@ def routes(context: Context) -> list[tuple[Route, Role]]:
         found = next((item for item in shown if item.mark == mark), None)
         if found is None or name not in VIEWS:
             return refusal(404, "gone", "no such view")
+        seen(request, request.path_params["id"])
         return Response(found.views[name], media_type="image/png", headers=NO_STORE)
 
     async def mark(request: Request) -> Response:

@@ -6,13 +6,16 @@ memory: a restart of the page logs everybody out. Times are of a monotonic clock
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from forge_station.errors import StationError
-from forge_station.hmi.users import Role, User, Users
+from forge_station.hmi.users import Role, User, Users, UsersError
+
+log = logging.getLogger(__name__)
 
 IDLE_S = {Role.OPERATOR: 300.0, Role.LEAD: 300.0, Role.ENGINEER: 180.0, Role.ADMIN: 180.0}
 """So long may nothing be done before a session ends, by role."""
@@ -109,19 +112,27 @@ class Sessions:
     def find(self, session_id: str, *, use: bool) -> Session | None:
         """The session of a cookie, None when it has ended. `use`: this counts as doing something.
 
-        A user who was removed, or has another role now, has none.
+        A user who was removed, or has another role now, has none; nobody has one while the file of
+        users is damaged.
         """
         with self._guard:
             session = self._open.get(session_id)
             if session is None:
                 return None
             now = self._clock()
-            if session.left_s(now) <= 0 or self._users.get(session.user.name) != session.user:
+            if session.left_s(now) <= 0 or self._now(session.user.name) != session.user:
                 del self._open[session_id]
                 return None
             if use:
                 session.used = now
             return session
+
+    def _now(self, name: str) -> User | None:
+        try:
+            return self._users.get(name)
+        except UsersError as error:
+            log.error("%s", error)
+            return None
 
     def logout(self, session_id: str) -> None:
         with self._guard:

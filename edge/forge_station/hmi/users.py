@@ -125,10 +125,14 @@ class Users:
         except FileNotFoundError:
             self._known, self._stamp = {}, None
             return self._known
+        except OSError as error:
+            raise UsersError(
+                "the file of users cannot be read", which=self.path, got=error.strerror
+            ) from error
         stamp = (status.st_mtime_ns, status.st_ino)
         if stamp != self._stamp:
             users = state_file.read(self.path).get("users")
-            if not isinstance(users, dict):
+            if not isinstance(users, dict) or not all(map(_whole, users.values())):
                 raise UsersError(
                     "the file of users is damaged",
                     which=self.path,
@@ -170,6 +174,16 @@ class Users:
             file.flush()
             os.fsync(file.fileno())
         return secret
+
+
+def _whole(facts: object) -> bool:
+    """Whether a user of the file is as `add` writes one."""
+    return (
+        isinstance(facts, dict)
+        and facts.get("role") in [role.word for role in Role if role is not Role.VIEWER]
+        and re.fullmatch(r"([0-9a-f]{2})+", str(facts.get("salt"))) is not None
+        and re.fullmatch(r"[0-9a-f]{128}", str(facts.get("pin"))) is not None
+    )
 
 
 def require_good(pin: str) -> None:
