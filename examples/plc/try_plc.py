@@ -96,6 +96,24 @@ def text(value: str, count: int) -> list[int]:
     return [raw[i] << 8 | raw[i + 1] for i in range(0, 2 * count, 2)]
 
 
+def serial_number(value: str) -> str:
+    """The station's limits, before anything is sent. Raises ArgumentTypeError."""
+    return _ascii(value, 1, 40)
+
+
+def product(value: str) -> str:
+    """Raises ArgumentTypeError."""
+    return _ascii(value, 0, 32)
+
+
+def _ascii(value: str, least: int, most: int) -> str:
+    if not (least <= len(value) <= most and value.isascii() and value.isprintable()):
+        raise argparse.ArgumentTypeError(
+            f"{value!r}: expected {least} to {most} printable ASCII characters"
+        )
+    return value
+
+
 def words(values: list[int]) -> str:
     """The same backwards."""
     return b"".join(value.to_bytes(2, "big") for value in values).rstrip(b"\0").decode("ascii")
@@ -106,12 +124,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("serials", nargs="+", metavar="SERIAL", help="1 to 40 characters each")
+    parser.add_argument(
+        "serials", nargs="+", type=serial_number, metavar="SERIAL", help="1 to 40 characters each"
+    )
     parser.add_argument(
         "--host", default="127.0.0.1", help="of the station (default: this machine)"
     )
     parser.add_argument("--port", type=int, default=502, help="`trigger.port` (default 502)")
-    parser.add_argument("--part-number", default="", help="default: that of the station file")
+    parser.add_argument(
+        "--part-number",
+        type=product,
+        default="",
+        metavar="P",
+        help="default: that of the station file",
+    )
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="a step (120)")
     options = parser.parse_args(arguments)
     client = ModbusTcpClient(options.host, port=options.port, timeout=5)

@@ -140,6 +140,10 @@ def test_the_example_sends_parts_and_tells_what_the_line_does(served, repository
     assert "e4  HOLD: STATUS" in capsys.readouterr().out
     assert example["main"](["--port", str(free_port()), "e5"]) == 1
     assert "no station listens" in capsys.readouterr().err
+    for wrong in ("", "ö", "x" * 41):  # longer would run into the registers behind it
+        with pytest.raises(SystemExit):
+            example["main"](["--port", port, wrong])
+        assert "1 to 40 printable ASCII characters" in capsys.readouterr().err
 
 
 def test_a_connection_that_is_slow_and_breaks_again_and_again_mixes_no_parts(served):
