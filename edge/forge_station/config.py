@@ -53,6 +53,12 @@ class SimScanner:
     wrong_share: Probability = 0.5
     """Share of trays on which something is wrong."""
 
+    def __post_init__(self) -> None:
+        record.check(self)
+        if not self.exposures:
+            fault = Fault("exposures", "none", "one or more")
+            raise ContractError("settings of the simulated head", faults=[fault])
+
 
 @dataclass(frozen=True)
 class ReplayScanner:

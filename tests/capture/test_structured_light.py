@@ -172,6 +172,18 @@ def test_saturated_pixels_come_from_the_shorter_exposure_in_any_order() -> None:
     assert base.SATURATED in structured_light.decode(alone, calibration).quality.flags
 
 
+def test_exposure_times_in_another_order_than_their_images_are_refused() -> None:
+    calibration = head()
+    stack, _ = seen(calibration)
+    for times in (1, 3):  # unsaturated, and with the long exposure at the end of its range
+        bright = np.minimum(stack.images.astype(np.int32) * times, 255).astype(np.uint8)
+        images = np.concatenate([bright, bright // 3])
+        both = replace(stack, images=images, exposures=(1.0, 1 / 3))
+        structured_light.decode(both, calibration)
+        with pytest.raises(CaptureError, match=r"exposures 1 and 0.*brighter at 1 than at 0\.33"):
+            structured_light.decode(replace(both, exposures=(1 / 3, 1.0)), calibration)
+
+
 @pytest.mark.parametrize(
     ("damage", "flags"),
     [
@@ -212,6 +224,10 @@ def _repeated(stack: PatternStack) -> PatternStack:
         (lambda s: replace(s, images=s.images[0]), CaptureError, r"uint8 \[E, N, H, W\]"),
         (lambda s: replace(s, images=s.images.astype(np.uint16)), CaptureError, "uint16"),
         (lambda s: replace(s, exposures=(1.0, 0.3)), CaptureError, "2 exposure times"),
+        (lambda s: replace(s, exposures=(0.0,)), CaptureError, "finite numbers above 0.*got 0"),
+        (lambda s: replace(s, exposures=(-1.0,)), CaptureError, "got -1"),
+        (lambda s: replace(s, exposures=(float("nan"),)), CaptureError, "got nan"),
+        (lambda s: replace(s, exposures=(float("inf"),)), CaptureError, "got inf"),
         (lambda s: replace(s, calibration_digest="0" * 64), CalibrationError, "000000000000"),
         (lambda s: replace(s, calibration_digest=""), CalibrationError, r"\(none\)"),
         (_other_step, CalibrationError, "code_step: stack 2, calibration 1"),

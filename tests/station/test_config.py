@@ -164,6 +164,7 @@ def test_heads_with_camera_projector_and_calibration(station, tmp_path):
             "scanner.wrong_share: 2; allowed: 0.0 to 1.0",
         ),
         ({"scanner": {"driver": "sim", "exposures": [1, 0]}}, "scanner.exposures[1]: 0"),
+        ({"scanner": {"driver": "sim", "exposures": []}}, "exposures: none"),
         ({"scanner": {"driver": "sim", "image_size": [640]}}, "scanner.image_size: 1 items"),
         ({"scanner": {"driver": "replay"}}, "scanner.folder: missing"),
         ({"mqtt": {"line": "l1", "port": 0}}, "mqtt.port: 0; allowed: 1 to 65535"),

@@ -5,6 +5,9 @@ Does not decode. Every refusal names the stack or calibration, what was expected
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -80,6 +83,14 @@ def refuse_mismatch(stack: PatternStack, calibration: Calibration) -> None:
         raise CaptureError(
             f"{name}: {images.shape[0]} exposures of images, {len(stack.exposures)} exposure times"
         )
+    if not all(math.isfinite(exposure) and exposure > 0 for exposure in stack.exposures):
+        raise CaptureError(
+            "exposure times that cannot be",
+            which=name,
+            expected="finite numbers above 0, relative to the longest",
+            got=", ".join(f"{exposure:g}" for exposure in stack.exposures),
+            action="correct them where the stack is made",
+        )
     if images.shape[1] != spec.image_count:
         raise CaptureError(
             f"{name}: {images.shape[1]} pattern images, pattern {spec.kind} has "
@@ -125,6 +136,26 @@ def refuse_wrong_order(stack: PatternStack) -> None:
             if known
             else "check the order of the images, and that they belong to this pattern",
         )
+
+
+def refuse_swapped_exposures(stack: PatternStack) -> None:
+    """The white image of a longer exposure must not be darker than that of a shorter one."""
+    white = stack.images[:, stack.pattern.white_at, ::16, ::16].astype(np.int16)
+    order = np.argsort(-np.asarray(stack.exposures), kind="stable")
+    for longer, shorter in itertools.pairwise(order):
+        lit = white[shorter] > _LIT
+        darker = white[longer] + 4 + white[shorter] // 8 < white[shorter]
+        if lit.sum() >= _LIT_PIXELS and darker[lit].mean() > 0.5:
+            raise CaptureError(
+                "the images of a longer exposure are darker than those of a shorter one",
+                which=f"stack {stack.name or '(unnamed)'}, exposures {longer} and {shorter}",
+                expected=f"brighter at {stack.exposures[longer]:g} than at "
+                f"{stack.exposures[shorter]:g}",
+                got=f"mean {white[longer][lit].mean():.0f} and {white[shorter][lit].mean():.0f} "
+                "of 255",
+                action="exposure times in the order of their images; automatic exposure and gain "
+                "of the camera off",
+            )
 
 
 def _in_order(lit: NDArray[np.int16], white_at: int) -> float:

@@ -13,6 +13,7 @@ given by the caller.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -337,10 +338,13 @@ def _check_manifest(raw: Any, manifest: Path) -> list[dict[str, Any]]:
         if isinstance(exposures, list) and not (
             exposures
             and all(
-                isinstance(x, int | float) and not isinstance(x, bool) and x > 0 for x in exposures
+                isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < math.inf
+                for x in exposures
             )
         ):
-            problems.append(f"{where}.exposures: expected positive numbers, got {exposures!r}")
+            problems.append(
+                f"{where}.exposures: expected finite numbers above 0, got {exposures!r}"
+            )
     if problems:
         raise InputError(f"recording {manifest}: " + "; ".join(problems[:12]))
     return list(entries or [])

@@ -25,6 +25,7 @@ from forge_station.capture.motion import BIN, binned, moved_px
 from forge_station.capture.plausibility import (
     refuse_mismatch,
     refuse_points_off_the_tray,
+    refuse_swapped_exposures,
     refuse_wrong_code_step,
     refuse_wrong_order,
 )
@@ -83,14 +84,16 @@ def decode(
 ) -> Scan:
     """Pattern stack -> organised points in the tray frame, or the camera's where no tray is known.
 
-    Raises CaptureError for a stack that is incomplete, of the wrong size or order or repeats an
-    image, CalibrationError when stack and calibration do not belong together or no code step fits.
+    Raises CaptureError for a stack that is incomplete, of the wrong size or order, repeats an image
+    or has exposure times that cannot be, CalibrationError when stack and calibration do not belong
+    together or no code step fits.
     Poor light, motion and blur do not raise: see the flags of ScanQuality. The result does not
     depend on `threads`. Figures: docs/SCANNING.md.
     """
     limits = limits or Limits()
     refuse_mismatch(stack, calibration)
     refuse_wrong_order(stack)
+    refuse_swapped_exposures(stack)
     shape = stack.images.shape[2:]
     strips = _strips(shape)
     code, depth = _blank(shape, stack.pattern), np.full(shape, np.nan, np.float32)
