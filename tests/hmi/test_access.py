@@ -235,6 +235,13 @@ def test_many_guesses_at_once_are_no_more_than_one_after_the_other(
         sessions.login("ben", PINS["ben"], "another panel")
 
 
+def test_a_number_that_is_none_in_an_address_is_no_view(page: tuple[TestClient, Context]) -> None:
+    client, _ = page
+    login(client, "ben")
+    for number in ("9" * 5000, "-1", "x", "\u0663"):
+        assert client.get(f"/api/review/none/look/{number}").status_code in (404, 409)
+
+
 @pytest.mark.parametrize(
     "content",
     [b"[" * 60_000, b'{"name": "ben\\ud800", "pin": "135790"}', b'{"name": "\xff"}', b"[]", b"{"],

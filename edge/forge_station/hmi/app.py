@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -122,6 +122,8 @@ def guarded(context: Context, route: Route, role: Role) -> Route:
             else:
                 answer = await run_in_threadpool(endpoint, request)
             return answer
+        except ClientDisconnect:
+            return refusal(400, "gone", "the request was not sent to its end")
         except AuditError as error:
             return refusal(507, "audit", str(error))
         except StationError as error:

@@ -53,6 +53,7 @@ def routes(context: Context) -> list[tuple[Route, Role]]:
         told = {
             "waiting": queue.waiting(user.name),
             "disputed": disputed,
+            "rest_minutes": queue.settings.rest_minutes,
             "mine": record.write(mine),
         }
         return JSONResponse(told, headers=NO_STORE)
@@ -89,10 +90,11 @@ def routes(context: Context) -> list[tuple[Route, Role]]:
 
     def view(request: Request) -> Response:
         look = look_of(request)
-        scale, number = request.path_params["scale"], request.path_params["number"]
-        parts = review.shown(look.result_id).get(scale, [])
-        if not 0 <= number < len(parts) * len(VIEWS):
+        parts = review.shown(look.result_id).get(request.path_params["scale"], [])
+        known = [str(number) for number in range(len(parts) * len(VIEWS))]
+        if request.path_params["number"] not in known:
             return refusal(404, "gone", "no such view")
+        number = int(request.path_params["number"])
         part, name = parts[number // len(VIEWS)], VIEWS[number % len(VIEWS)]
         return Response(part.views[name], media_type="image/png", headers=NO_STORE)
 
@@ -210,7 +212,7 @@ def routes(context: Context) -> list[tuple[Route, Role]]:
         (Route(f"{base}/dispute", dispute, methods=["POST"]), Role.LEAD),
         (Route(f"{base}/figures", figures), Role.LEAD),
         (Route(f"{base}/gold", gold, methods=["POST"]), Role.LEAD),
-        (Route(f"{base}/{{look}}/{{scale}}/{{number:int}}", view), Role.OPERATOR),
+        (Route(f"{base}/{{look}}/{{scale}}/{{number}}", view), Role.OPERATOR),
         (Route(f"{base}/{{look}}/answer", answer, methods=["POST"]), Role.OPERATOR),
         (Route(f"{base}/{{look}}/cells", cells, methods=["POST"]), Role.OPERATOR),
         (Route(f"{base}/{{look}}/reveal", reveal, methods=["POST"]), Role.OPERATOR),
