@@ -48,14 +48,13 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Exit code 64 for wrong usage or configuration, else the command's own."""
-    parser = build_parser()
-    args = parser.parse_args(arguments)
-    logging.basicConfig(
-        level=logging.DEBUG if args.verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
     try:
+        args = build_parser().parse_args(arguments)
+        logging.basicConfig(
+            level=logging.DEBUG if args.verbose else logging.WARNING,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+            stream=sys.stderr,
+        )
         code: int = args.run(args)
         return code
     except StationError as error:

@@ -107,7 +107,7 @@ def test_the_station_requires_no_training_framework(wheel):
 
 def test_names_the_command(wheel):
     (entry_points,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
-    assert "forge-station = forge_station.cli:main" in wheel.read(entry_points).decode()
+    assert "forge-station = forge_station.__main__:main" in wheel.read(entry_points).decode()
 
 
 def test_the_demo_station_comes_along_byte_for_byte(wheel, repository):
