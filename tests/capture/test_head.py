@@ -6,6 +6,7 @@ FORGE_STATION_PARTS=10000 makes the overrun tests long (about a minute a case).
 from __future__ import annotations
 
 import os
+import signal
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,7 +26,7 @@ from forge_station.capture.head import Head, HeadScanner, open_heads
 from forge_station.capture.lifecycle import State
 from forge_station.capture.projector import ProjectorInfo, ProjectorSettings, Stepping
 from forge_station.capture.settings import HeadSettings
-from forge_station.capture.supervisor import Change
+from forge_station.capture.supervisor import Change, SupervisedCamera
 from forge_station.errors import (
     CameraLostError,
     CameraNotFoundError,
@@ -479,6 +480,27 @@ def test_a_camera_lost_in_the_middle_of_a_scan_costs_no_part_when_it_comes_back(
     lost = [change for change in changes if change.state is State.STALLED]
     assert len(lost) == 1 and isinstance(lost[0].fault, CameraLostError) and lost[0].lost
     assert lost[0].camera == "front"
+
+
+def test_a_camera_whose_process_is_killed_in_the_middle_of_a_scan_costs_no_part(
+    scan_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(open_heads([settings(scan_folder)])) as scanner:
+        eye, light = scanner.heads[0].camera, scanner.heads[0].projector
+        assert isinstance(eye, SupervisedCamera)
+        eye.wait_open(60, patient=True)
+        victim, show = eye.pid, light.show
+        assert victim is not None
+
+        def kill_at_the_fourth(index: int) -> None:
+            show(index)
+            if index == 3 and eye.pid == victim:
+                os.kill(victim, signal.SIGKILL)
+
+        monkeypatch.setattr(light, "show", kill_at_the_fourth)
+        (stack,) = scanner.capture(Trigger("1"))
+        assert np.array_equal(stack.images, replay.read(scan_folder).stacks[0].images)
+        assert eye.pid != victim and eye.counters.reconnects == 1
 
 
 def test_a_camera_that_stays_away_makes_parts_errors_with_the_reason(

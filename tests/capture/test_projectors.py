@@ -220,6 +220,48 @@ def test_window_refuses_a_missing_monitor_scaled_patterns_and_its_own_end() -> N
     assert "accepted" not in done.stdout
 
 
+CLOSED_IN_A_SCAN = """
+from dataclasses import replace
+from forge_station.capture import patterns
+from forge_station.capture.base import Trigger
+from forge_station.capture.calibration import Optics
+from forge_station.capture.head import Head
+from tests.capture.test_head import Eye, calibration
+
+def opened(): return open_window(ProjectorSettings("window", settle_frames=0))
+
+class Screen(Eye):
+    triggers = 0
+    def trigger(self):  # what it delivers is marked with the pattern that is on the screen
+        screen = pygame.surfarray.array3d(pygame.display.get_surface())[..., 0].T
+        (self.shown,) = np.flatnonzero((shown == screen).all(axis=(1, 2)))
+        super().trigger()
+        self.triggers += 1
+        if self.triggers == 5:
+            pygame.event.post(pygame.event.Event(pygame.QUIT))
+
+light = opened()
+size = light.describe().size
+known = calibration(spec=patterns.spec_for("phase", size, period_px=256, steps=3))
+known = replace(known, projector=Optics(size, known.projector.matrix))
+shown = patterns.images(known.pattern, size)
+eye = Screen()
+head = Head("front", eye, light, known, (200.0,), reopen=opened, now_ns=lambda: eye.now_ns)
+stack = head.scan(Trigger("1"))
+assert (stack.images[0, :, 0, 2] == np.arange(len(shown))).all()
+assert head.projector is not light
+print("whole after", eye.triggers - len(shown), "more")
+head.close()
+"""
+
+
+@SDL
+def test_a_window_that_is_closed_in_the_middle_of_a_scan_costs_no_part() -> None:
+    done = in_process(CLOSED_IN_A_SCAN, SDL_VIDEODRIVER="dummy")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "whole after 5 more"
+
+
 @SDL
 def test_window_without_a_screen_says_what_to_set() -> None:
     done = in_process(
