@@ -321,7 +321,8 @@ def test_a_clock_that_was_ahead_for_a_while_hides_no_part(stage: Stage) -> None:
     [
         {"id": []}, {"id": None}, {"name": 5}, {"outcome": {}}, {"begin": 5}, {"ms": "1"},
         {"ms": float("nan")}, {"reasons": [5]}, {"reasons": None}, {"reasons": [{"code": []}]},
-        {"score": float("inf")}, None, [], "x" * 100_000,
+        {"score": float("inf")}, {"checks": None}, {"grids": None}, {"grids": [{}]},
+        {"grids": [{"mark": "A", "view": "top", "cells": [5]}]}, None, [], "x" * 100_000,
     ],
 )  # fmt: skip
 def test_a_damaged_line_of_the_board_costs_nothing_but_itself(stage: Stage, line: Any) -> None:

@@ -3,6 +3,7 @@ its server hangs, dies, or sends ten thousand parts."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -238,6 +239,34 @@ def _lag_s(page: Any) -> float:
         " - 100); } return worst; }"
     )
     return 2 * float(late) / 1000 + 0.3
+
+
+def test_a_part_that_cannot_be_drawn_covers_the_screen(tmp_path: Path, browser: Any) -> None:
+    """The heart of the page goes on beating: an old verdict must not stand beside it."""
+    with Stage(tmp_path / "station", {}) as stage:
+        shown = stage.part("PASS")
+        with in_thread(stage) as url:
+            window = browser.new_context()
+            page = window.new_page()
+            page.goto(url)
+            page.wait_for_selector(f".band[data-id='{shown}']")
+            odd = {"id": "odd", "outcome": "FAIL", "reasons": [], "serial": "W", "ms": 1}
+            snapshot = {**Feed.of(stage.config).snapshot(), "boot": None, "parts": [odd]}
+            page.route(
+                "**/api/events",
+                lambda route: route.fulfill(
+                    content_type="text/event-stream",
+                    body=f"retry: 100\nevent: snapshot\ndata: {json.dumps(snapshot)}\n\n",
+                ),
+            )
+            page.reload()
+            page.wait_for_selector(".not-live")
+            page.wait_for_timeout(1000 * NOT_LIVE_S)  # it is no pause of the stream that covers it
+            assert page.locator(".not-live").count() == 1 and page.locator(".band").count() == 0
+            page.unroute("**/api/events")
+            page.wait_for_selector(f".band[data-id='{shown}']")
+            assert page.locator(".not-live").count() == 0
+            window.close()
 
 
 def test_many_parts_grow_neither_heap_nor_page_and_are_painted_at_once(

@@ -374,6 +374,8 @@ def _part(line: bytes) -> dict[str, Any] | None:
             and all(isinstance(part.get(key), str) for key in _TEXTS)
             and math.isfinite(part["ms"])
             and all(isinstance(item["code"], str) for item in part["reasons"])
+            and isinstance(part["checks"], dict)
+            and all(len(cell) == 2 for item in part["grids"] for cell in item["cells"])
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         good = False

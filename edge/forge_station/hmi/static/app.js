@@ -1,6 +1,6 @@
 // The frame around the screens: who is there, which language, which screen, and whether it is live.
 
-import { Button, faultText, html, render, useEffect, useRef, useState } from './ui.js';
+import { Button, faultText, html, render, useEffect, useErrorBoundary, useRef, useState } from './ui.js';
 import { LANGUAGES, keepLanguage, language, translator } from './i18n.js';
 import { follow } from './stream.js';
 
@@ -75,18 +75,25 @@ function App({ page, screens, first }) {
   const go = (id) => { location.hash = id; setShown(id); };
   const allowed = screens.filter((item) => user.role >= item.role);
   const screen = allowed.find((item) => item.id === shown) ?? screens[0];
-  const Screen = screen.Screen;
   const logout = async () => { try { enter(await api.post('/api/session/logout')); } catch { look(); } };
 
   return html`
     <${Header} ...${{ t, page, state, user, choose, screen, go, screens: allowed }} onUser=${() => (user.role ? logout() : setOpen('login'))} />
     <main class=${`screen ${screen.id}`}>
-      <${Screen} ...${{ api, t, user, page, state, go, screens: allowed }} />
+      <${Drawn} key=${screen.id} Screen=${screen.Screen} ...${{ api, t, user, page, state, go, screens: allowed }} />
     </main>
     ${open === 'login' && html`<${Login} ...${{ t, page }} onClose=${() => setOpen('')}
       onUser=${(found) => { enter(found); setOpen(''); }} />`}
     ${state && !state.live && html`<${NotLive} t=${t} since=${state.since} />`}
   `;
+}
+
+// A screen that cannot be drawn is covered, until there is another part: what stands there is old.
+function Drawn({ Screen, ...rest }) {
+  const [fault, again] = useErrorBoundary((error) => console.error(error));
+  const since = useRef(0);
+  useEffect(() => { since.current = Date.now(); if (fault) again(); }, [rest.state?.parts]);
+  return fault ? html`<${NotLive} t=${rest.t} since=${since.current} />` : html`<${Screen} ...${rest} />`;
 }
 
 const made = new Map();

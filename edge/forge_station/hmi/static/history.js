@@ -9,7 +9,7 @@ const OUTCOMES = ['PASS', 'FAIL', 'UNSURE', 'ERROR'];
 const SPANS = [['8h', 8], ['24h', 24], ['7d', 168], ['all', 0]];
 
 const utc = (local) => (local ? new Date(local).toISOString() : '');
-const when = (t, time) => new Intl.DateTimeFormat(t.tag, { dateStyle: 'short', timeStyle: 'medium', hourCycle: 'h23' })
+const when = (t, time) => new Intl.DateTimeFormat(t.tag, { dateStyle: 'medium', timeStyle: 'medium', hourCycle: 'h23' })
   .format(new Date(time));
 const reason = (t, code) => (t.has(`reason.${code}`) ? t(`reason.${code}`) : code.toLowerCase().replaceAll('_', ' '));
 
@@ -71,7 +71,7 @@ export default function History({ api, t, user }) {
       <tbody>${(found?.parts ?? []).map((row) => html`<tr key=${row.result_id} onClick=${() => setOpen(row.result_id)}>
         <td class="num"><button type="button" class="row" onClick=${(event) => { event.stopPropagation(); setOpen(row.result_id); }}>${when(t, row.time)}</button></td>
         <td><span class=${`tag ${row.outcome.toLowerCase()}`}><span class="icon" aria-hidden="true">${ICON[row.outcome]}</span> ${t(`outcome.${row.outcome}`)}</span></td>
-        <td>${row.product}</td><td class="serial">${row.serial}</td>
+        <td>${row.product}</td><td class="serial"><bdi>${row.serial}</bdi></td>
         <td class="why">${row.reasons.map((code) => reason(t, code)).join(', ')}</td>
         <td>${row.mark === 'none' ? '' : t(`history.mark.${row.mark}`)}</td></tr>`)}</tbody></table>
       ${found && found.parts.length === 0 && html`<p class="note">${t('history.none')}</p>`}
@@ -129,7 +129,7 @@ function Part({ api, t, user, id, back, onMark }) {
     <div class="bar">
       <${Button} onPress=${back}>← ${t('history.back')}<//>
       <span class=${`tag big ${part.outcome.toLowerCase()}`}><span class="icon" aria-hidden="true">${ICON[part.outcome]}</span> ${t(`outcome.${part.outcome}`)}</span>
-      <strong class="serial">${part.serial}</strong><span>${part.product}</span><span>${when(t, part.time)}</span>
+      <strong class="serial"><bdi>${part.serial}</bdi></strong><span>${part.product}</span><span>${when(t, part.time)}</span>
     </div>
     <p class="fault" role="alert">${fault}</p>
     <div class="seen">

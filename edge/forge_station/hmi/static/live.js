@@ -60,7 +60,7 @@ function Band({ t, state, part }) {
       ${reason && html`<p class="reason">${t(`reason.${reason.code}`)}</p>`}
       ${reason && html`<p class="where">${whereOf(t, part, reason) || reason.text}</p>`}
       ${part.reasons.length > 1 && html`<p class="more">${t('reasons.more', { n: part.reasons.length - 1 })}</p>`}
-      <p class="part">${part.serial} · ${part.product}</p>
+      <p class="part"><bdi>${part.serial}</bdi> · ${part.product}</p>
       <p class="part">${t('seconds', { s: t.number(part.ms / 1000, 2) })} · #${part.n}
         ${state.work && html` · ${t('inspecting')}`}</p>
     </div>

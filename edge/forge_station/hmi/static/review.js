@@ -170,6 +170,7 @@ function Nothing({ t, state, fault, dispute, next }) {
   const mine = state?.mine;
   return html`<div class="nothing">
     <p class="big">${t(dispute ? 'review.dispute.none' : 'review.none')}</p>
+    ${!dispute && state?.rest_minutes > 0 && html`<p>${t('review.rest', { n: t.number(state.rest_minutes) })}</p>`}
     <p class="fault" role="alert">${fault}</p>
     ${mine && mine.reviews > 0 && html`<p>${t('review.mine', {
       n: t.number(mine.reviews), s: mine.median_ms === null ? '–' : t.number(mine.median_ms / 1000, 1),

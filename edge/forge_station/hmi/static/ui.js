@@ -2,11 +2,11 @@
 // Text goes in as text; nothing here makes HTML of a string.
 
 import { h, render, Fragment } from './vendor/preact.mjs';
-import { useEffect, useLayoutEffect, useMemo, useRef, useState } from './vendor/hooks.mjs';
+import { useEffect, useErrorBoundary, useLayoutEffect, useMemo, useRef, useState } from './vendor/hooks.mjs';
 import htm from './vendor/htm.mjs';
 
 export const html = htm.bind(h);
-export { Fragment, render, useEffect, useLayoutEffect, useMemo, useRef, useState };
+export { Fragment, render, useEffect, useErrorBoundary, useLayoutEffect, useMemo, useRef, useState };
 
 export const DEBOUNCE_MS = 300;
 export const HOLD_MS = 1000;
