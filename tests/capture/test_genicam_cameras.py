@@ -207,7 +207,7 @@ def test_a_supervised_aravis_camera_comes_back_by_a_new_process() -> None:
         with fake_camera():
             camera.wait_open(20, patient=True)
             camera.arm("free")
-            assert camera.grab(5).complete
+            camera.grab(5)
             first = camera.pid
         begin = time.monotonic()
         while camera.state is State.STREAMING:
@@ -217,9 +217,27 @@ def test_a_supervised_aravis_camera_comes_back_by_a_new_process() -> None:
             camera.grab(0.1)
         with fake_camera():
             camera.wait_open(30, patient=True)
-            camera.arm("free", 20)  # a busy machine loses packets now and then
+            # It streams again: that is all to be shown here. The fake camera sends each frame as a
+            # burst of UDP packets without a pace, so a busy machine loses some, and the frame is
+            # incomplete; every one is delivered and told apart. Lost packets: the suite above.
+            camera.arm("free", 20)
             assert sum(camera.grab(5).complete for _ in range(20)) >= 3
             assert camera.pid != first and camera.counters.reconnects == 1
+
+
+def test_of_two_processes_on_one_aravis_camera_the_first_keeps_it_and_the_second_waits(
+    fake: tuple[subprocess.Popen[bytes], str],
+) -> None:
+    with closing(SupervisedCamera(ARAVIS, name="second")) as second:
+        with closing(open_camera(ARAVIS)) as first:
+            first.arm("free")
+            with pytest.raises(CameraBusyError, match="another program"):
+                second.wait_open(20)
+            assert len([first.grab(5) for _ in range(10)]) == 10
+            assert second.state is not State.STREAMING
+        second.wait_open(60, patient=True)
+        second.arm("free")
+        second.grab(5)
 
 
 @pytest.fixture
