@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from forge_station import private_key
+from forge_station import golden, private_key
 from forge_station.bundles import archive
 from forge_station.bundles.store import BundleStore, Version
 from forge_station.bundles.trust import Trust
@@ -28,6 +28,7 @@ from forge_station.contract.seal import (
     SignedAllowance,
 )
 from forge_station.errors import BundleError, ConfigError
+from forge_station.opening import open_inspector
 from forge_station.signing import PublicKey, public_key
 from forge_station.vlm.bundle_files import BundleFiles, read_manifest, seal_bytes, verify_folder
 
@@ -97,6 +98,11 @@ def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
         "--repeat", type=int, default=1, metavar="N",
         help="do it N times and print how long it takes, on the clock and of CPU; folders only",
     )  # fmt: skip
+    verify.add_argument(
+        "--self-test", action="store_true",
+        help="also open the model and judge the bundle's golden set on this device: verdicts, "
+        "readings and classes must be those of the release; 1 if not, or without a set",
+    )  # fmt: skip
     _station_argument(verify, station)
     verify.set_defaults(run=_verify)
 
@@ -125,7 +131,7 @@ def _keygen(args: argparse.Namespace) -> int:
     key = private_key.generate(private, public)
     print(f"key {key.id}")
     print(f"{private}  private: keep it off stations and out of repositories")
-    print(f"{public}  for release.keys of the station files")
+    print(f"{public}  for release.keys (who signs) or commands.keys (who orders)")
     return 0
 
 
@@ -194,6 +200,7 @@ def _verify(args: argparse.Namespace) -> int:
         trust = load_station(args.station).trust
     try:
         found = _read(args.bundle, trust)
+        report = _self_test(args.bundle, trust) if args.self_test else None
     except BundleError as error:
         return _refused(error)
     manifest = found.manifest
@@ -211,7 +218,35 @@ def _verify(args: argparse.Namespace) -> int:
             f"verified {args.repeat} times: fastest {wall[0]:.1f} ms, median {wall[half]:.1f} ms, "
             f"of CPU {cpu[0]:.1f} and {cpu[half]:.1f} ms"
         )
+    if report is None:
+        return 0
+    print(
+        f"self-test: {report.cases} golden parts, {len(report.different)} differences, defect "
+        f"grids agree by {report.grid_iou:.3f}, p99 {report.p99_ms:.0f} ms"
+    )
+    if report.fault is not None:
+        print(f"forge-station: self-test: {report.fault}", file=sys.stderr)
+        return REFUSED
     return 0
+
+
+def _self_test(bundle: Path, trust: Trust) -> golden.Report:
+    """As a deployment does it, with the limits of a station file that names none."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = bundle
+        if not bundle.is_dir():
+            folder = Path(place) / "bundle"
+            archive.take(bundle, folder, trust)
+        stored = golden.read(folder)
+        if stored is None:
+            raise BundleError(
+                "the bundle has no golden set",
+                which=bundle,
+                action="export it with `export.bundle --golden CASES`",
+            )
+        inspector = open_inspector(folder, trust=trust)
+        with inspector.model:
+            return golden.run(inspector, *stored, golden.Tolerance())
 
 
 def _timed(folder: Path, trust: Trust) -> tuple[float, float]:

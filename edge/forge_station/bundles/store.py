@@ -66,7 +66,7 @@ def in_use(path: Path) -> Path:
         raise BundleError(
             "no bundle is active in the store",
             which=path,
-            action="forge-station bundle install, then activate",
+            action="run `forge-station bundle install`, then `bundle activate`",
         )
     return active.folder
 

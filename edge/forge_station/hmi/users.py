@@ -100,7 +100,7 @@ class Users:
                 "the first user must be an admin",
                 which=name,
                 got=role.word,
-                action=f"forge-station hmi user add {name} --role admin",
+                action=f"run `forge-station hmi user add {name} --role admin`",
             )
         require_good(pin)
         salt = secrets.token_bytes(16)
