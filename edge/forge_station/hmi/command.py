@@ -29,6 +29,10 @@ examples
   forge-station hmi audit                                     who did what; checks the chain
 
 exit codes: 0; 1 the audit's chain is broken; 64 wrong usage, or the page cannot be served"""
+USER = """\
+Who may do more than look at the live screen. operator: review, history, acknowledge, pause; lead:
+decides where reviewers differ, too; engineer, admin: the same, logged out sooner. A PIN has 6 to 12
+digits. To change a role or a PIN remove the user, then add it again."""
 _ROLES = tuple(role.word for role in Role if role is not Role.VIEWER)
 
 
@@ -42,9 +46,11 @@ def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
     actions = command.add_subparsers(title="actions", metavar="ACTION")
 
     user = actions.add_parser("user", help="add, list and remove users")
+    user.description, user.formatter_class = USER, argparse.RawDescriptionHelpFormatter
     verbs = user.add_subparsers(title="verbs", required=True, metavar="VERB")
     add = verbs.add_parser("add", help="add a user; asks for the PIN twice")
-    add.add_argument("name")
+    add.description, add.formatter_class = USER, argparse.RawDescriptionHelpFormatter
+    add.add_argument("name", help="as it is shown on the panel")
     add.add_argument("--role", choices=_ROLES, default="operator", help="default operator")
     add.add_argument("--pin-stdin", action="store_true", help="read the PIN from stdin")
     _finish(add, station, _add_user)
@@ -91,7 +97,7 @@ def _require_allowed(config: StationConfig, host: str) -> None:
         raise ConfigError(
             "the page is not served to other machines without users",
             which=host,
-            action="forge-station hmi user add NAME --role admin",
+            action="run `forge-station hmi user add NAME --role admin`",
         )
 
 
