@@ -266,6 +266,18 @@ def test_the_lead_decides_and_reads_figures_and_history(desk):
     desk.no_violations()
 
 
+def test_an_empty_queue_says_when_a_part_comes(browser, tmp_path: Path):
+    """A part that is newer than `rest_minutes` is not shown, and the reviewer is told so."""
+    with Stage(tmp_path / "station", {**HMI, "review": {"rest_minutes": 90}}) as stage:
+        people(stage)
+        store(stage.config.evidence.folder, "FAIL", 1)  # an hour ago
+        context = browser.new_context(viewport={"width": PX[0], "height": PX[1]})
+        with in_thread(stage) as url:
+            desk = Desk(stage, context.new_page(), url)
+            desk.page.get_by_text("90 minutes after its inspection").wait_for(timeout=30_000)
+        context.close()
+
+
 def test_a_server_that_dies_between_tap_and_reply_loses_no_answer(browser, tmp_path: Path):
     """Killed while the answer is on its way; then it comes back, and so does the reviewer."""
     with Stage(tmp_path / "station", HMI) as stage:
