@@ -15,9 +15,10 @@ pytest.importorskip("numba", reason="parts are simulated")
 pytest.importorskip("torch", reason="the bundle is exported here")
 
 from export import golden as golden_export
-from forge_station import golden
+from forge_station import cli, golden
+from forge_station.bundles import archive
 from forge_station.capture.base import Cloud
-from forge_station.contract.manifest import FileEntry
+from forge_station.contract.manifest import MANIFEST_NAME, FileEntry
 from forge_station.errors import BundleError, InputError
 from forge_station.golden import Report, Tolerance
 from forge_station.opening import open_inspector
@@ -94,6 +95,41 @@ def test_a_device_that_says_something_else_is_found(
 
 def test_a_device_that_is_too_slow_is_found(golden_bundle: Path) -> None:
     assert "p99" in (judged(golden_bundle, tolerance=Tolerance(1.0, 0.001)).fault or "")
+
+
+def packed(golden_bundle: Path, folder: Path, edit: Any = None) -> Path:
+    """A whole bundle with its golden set, or with what `edit` makes of that."""
+    shutil.copytree(golden_bundle, folder)
+    if edit is not None:
+        content = json.loads((folder / golden.NOTE).read_text())
+        edit(content)
+        (folder / golden.NOTE).write_text(json.dumps(content))
+    plain = read_manifest(folder)
+    names = (golden.NOTE, golden.ARRAYS)
+    entries = {name: FileEntry.of((folder / name).read_bytes()) for name in names}
+    manifest = replace(plain, files={**plain.files, **entries})
+    (folder / MANIFEST_NAME).write_bytes(manifest.to_json())
+    return folder
+
+
+def test_the_command_verify_runs_the_self_test_where_it_is_asked_for(
+    golden_bundle: Path, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verify = ["bundle", "verify", "--unsigned", "--self-test"]
+    whole = packed(golden_bundle, tmp_path / "whole")
+    archive.pack(whole, tmp_path / "whole.fsb")
+    for path in (whole, tmp_path / "whole.fsb"):
+        assert cli.main([*verify, str(path)]) == 0
+        assert "self-test: 2 golden parts, 0 differences" in capsys.readouterr().out
+
+    def expect_an_error(content: Any) -> None:
+        content["cases"][0]["expected"]["outcome"] = "ERROR"
+
+    other = packed(golden_bundle, tmp_path / "other", expect_an_error)
+    assert cli.main([*verify, str(other)]) == 1
+    assert "1 of 2 golden parts judged otherwise" in capsys.readouterr().err
+    assert cli.main([*verify, str(bundle)]) == 1
+    assert "has no golden set" in capsys.readouterr().err
 
 
 def test_the_set_is_no_part_of_what_a_certificate_is_for(golden_bundle: Path) -> None:
