@@ -1,10 +1,11 @@
 """Run the steps of a Dockerfile in a clean root, where no container engine is at hand. Root only.
 
     python3 deploy/try_install.py deploy/docker/Dockerfile wheelhouse -- doctor
-    python3 deploy/try_install.py deploy/docker/Dockerfile wheelhouse --mount DIR:/data -- ...
+    python3 deploy/try_install.py deploy/docker/Dockerfile wheelhouse --mount DIR:/data \\
+        -- demo --help -- bundle verify --unsigned --self-test /data/bundle
 
 FROM becomes a fresh Debian (debootstrap, from the mirror of this machine), RUN a command in its
-chroot, COPY a copy, USER a change of user; what follows `--` are arguments for ENTRYPOINT, run
+chroot, COPY a copy, USER a change of user; what follows each `--` are arguments for ENTRYPOINT, run
 without a network. A Dockerfile is tried that way, not replaced: no layers, no cache, no limits.
 """
 
@@ -138,8 +139,19 @@ def _inside(
     return done.returncode
 
 
+def split(words: list[str]) -> list[list[str]]:
+    """At each `--`: the program's own arguments, then those of each command."""
+    found: list[list[str]] = [[]]
+    for word in words:
+        if word == "--":
+            found.append([])
+        else:
+            found[-1].append(word)
+    return found
+
+
 def main() -> int:
-    """Entry point; the exit code of the command, 64 for wrong usage, 70 when a step fails."""
+    """Entry point; highest exit code of the commands, 64 for wrong usage, 70 when a step fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -147,10 +159,9 @@ def main() -> int:
     parser.add_argument("context", type=Path, help="folder that COPY copies: the wheelhouse")
     parser.add_argument("--mount", default="", metavar="DIR:PATH", help="a folder for the command")
     parser.add_argument("--work", type=Path, help="keep the roots here (default: removed)")
-    parser.epilog = "after --: arguments for ENTRYPOINT"
-    words = sys.argv[1:]
-    end = words.index("--") if "--" in words else len(words)
-    args = parser.parse_args(words[:end])
+    parser.epilog = "after each --: arguments for ENTRYPOINT"
+    own, *commands = split(sys.argv[1:])
+    args = parser.parse_args(own)
     missing = [name for name in ("debootstrap", "unshare", "chroot") if shutil.which(name) is None]
     if os.geteuid() != 0 or missing or not args.context.is_dir():
         print(f"try_install: needs root, a context folder, and {', '.join(missing) or 'no more'}",
@@ -160,9 +171,13 @@ def main() -> int:
     try:
         work.mkdir(parents=True, exist_ok=True)
         stage = build(args.dockerfile, args.context, work)
-        command = [*stage.entry, *words[end + 1 :]]
-        print("-> " + " ".join(command), flush=True)
-        return _inside(stage, command, stage.user, network=False, mount=args.mount)
+        codes = []
+        for arguments in commands or [[]]:
+            command = [*stage.entry, *arguments]
+            print("-> " + " ".join(command), flush=True)
+            codes.append(_inside(stage, command, stage.user, network=False, mount=args.mount))
+            print(f"exit code {codes[-1]}", flush=True)
+        return max(map(abs, codes))
     except (subprocess.CalledProcessError, ValueError) as error:
         print(f"try_install: {error}", file=sys.stderr)
         return 70

@@ -115,6 +115,13 @@ def test_a_trial_refuses_what_it_does_not_know(tmp_path):
         try_install.build(file, tmp_path, tmp_path)
 
 
+def test_a_trial_runs_one_command_after_each_pair_of_dashes():
+    assert try_install.split(["file", "wheels"]) == [["file", "wheels"]]
+    assert try_install.split(["file", "--", "doctor", "--", "demo", "--help"]) == [
+        ["file"], ["doctor"], ["demo", "--help"],
+    ]  # fmt: skip
+
+
 def test_compose_gives_the_station_no_more_than_it_needs(compose):
     station = compose["services"]["station"]
     assert station["read_only"] is True and station["cap_drop"] == ["ALL"]
