@@ -13,15 +13,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_station.contract import tasks
+from forge_station.contract import record, tasks
 from forge_station.contract.catalogue import CATALOGUE
+from forge_station.contract.error import ContractError
 from forge_station.contract.grid import SIDE, DefectGrid
 from forge_station.contract.label import Label, settle
+from forge_station.contract.record import Limit
 from forge_station.contract.verdict import Outcome
 from forge_station.contract.views import NANO_LAYOUT, VIEWS
 from training.data import shards
@@ -34,6 +36,7 @@ from training.loop.error import LineError
 POOL, CLASSES = "surface-labels", "surface-classes"
 """Pools of labelled pictures: with their grid, and with their class alone (SFT only)."""
 _PART = {model.id: number for number, model in enumerate(CATALOGUE)}
+_Corner = Annotated[int, Limit(0, SIDE // 2)]
 _SHADE, _RELIEF, _DIFFERENCE, _STORED = 0, 1, 3, 5
 
 
@@ -64,6 +67,15 @@ class Labels:
 
     told: tuple[Told, ...]
     left_out: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Near:
+    """A second look. `windows`: view -> upper left cell."""
+
+    mark: str
+    file: str
+    windows: Mapping[str, tuple[_Corner, _Corner]]
 
 
 @dataclass
@@ -158,7 +170,10 @@ def _marks(one: Told) -> list[str]:
 def _add(pools: Mapping[str, _Shard], one: Told, mark: str) -> None:
     picture, _ = one.seen.surfaces[mark]
     label = one.label
-    (read,) = [part for part in one.seen.verdict.parts if part.mark == mark]
+    read = next((part for part in one.seen.verdict.parts if part.mark == mark), None)
+    if read is None:
+        raise LoadError("a surface of a part that the verdict does not name", which=one.file,
+                        expected="its mark among parts", got=mark)  # fmt: skip
     named = (label.readings or {}).get(mark, read.part)
     if named not in _PART or (label.label == "NG" and label.defect is None):
         return
@@ -205,10 +220,22 @@ def _closer(file: Path, mark: str) -> list[tuple[Picture, Mapping[str, Sequence[
     path = file.with_name(file.name.replace(".verdict.json", ".input.json"))
     listed = read_json(path)
     looks = listed.get("closer", []) if isinstance(listed, dict) else []
+    try:
+        found = [
+            record.read(_Near, {name: item[name] for name in ("mark", "file", "windows")})
+            for item in looks
+        ]
+        if any(set(near.windows) != set(VIEWS) for near in found):
+            raise KeyError("windows")
+    except (KeyError, TypeError, ContractError) as error:
+        raise LoadError(
+            "second looks cannot be read", which=f"{path}: closer", got=error,
+            expected="mark, file and windows of each",
+        ) from error  # fmt: skip
     return [
-        (Picture(inside(path.parent, item["file"], f"{path.name}: closer")), item["windows"])
-        for item in looks
-        if item["mark"] == mark
+        (Picture(inside(path.parent, near.file, f"{path.name}: closer")), near.windows)
+        for near in found
+        if near.mark == mark
     ]
 
 

@@ -19,7 +19,7 @@ from forge_station.contract.verdict import (
     ScanSummary,
     decide,
 )
-from forge_station.contract.views import NANO_LAYOUT
+from forge_station.contract.views import NANO_LAYOUT, VIEWS
 from forge_station.geometry.sheet import Sheet
 from forge_station.geometry.surface import CloserLook
 from forge_station.pipeline import Inspection
@@ -152,6 +152,44 @@ def test_a_picture_of_another_layout_is_refused(tmp_path, said):
     found = said({"result_id": "r-s1", "label": "OK"})
     with pytest.raises(LoadError, match="another layout"):
         labelled.write(found.told, tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    "closer",
+    [
+        None, 5, ["x"], [5], [{}], [{"mark": "A", "file": "../x.png"}],
+        [{"mark": "A", "file": "x.png", "windows": {"front": [4, 4]}}],
+        [{"mark": "A", "file": "x.png", "windows": {view: [9, -1] for view in VIEWS}}],
+        [{"mark": "A", "file": "x.png", "windows": dict.fromkeys(VIEWS, "ab")}],
+        [{"mark": "A", "file": "../../x.png", "windows": {view: [0, 0] for view in VIEWS}}],
+    ],
+)  # fmt: skip
+def test_damaged_second_looks_are_named(tmp_path, said, closer):
+    store(tmp_path / "evidence", "s1")
+    (path,) = (tmp_path / "evidence").glob("*.input.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "closer": closer}))
+    found = said({"result_id": "r-s1", "label": "OK"})
+    with pytest.raises(LoadError, match="closer"):
+        labelled.write(found.told, tmp_path / "data")
+
+
+def test_a_verdict_that_lost_its_part_is_named(tmp_path, said):
+    store(tmp_path / "evidence", "s1")
+    (path,) = (tmp_path / "evidence").glob("*.verdict.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "parts": []}))
+    found = said({"result_id": "r-s1", "label": "OK"})
+    with pytest.raises(LoadError, match="does not name"):
+        labelled.write(found.told, tmp_path / "data")
+
+
+@pytest.mark.parametrize("break_", ["\u2028", "\u0085", "\x1c", "\x0b"])
+def test_a_line_of_labels_ends_at_its_line_feed_alone(tmp_path, break_):
+    store(tmp_path / "evidence", "s1")
+    line = {"result_id": "r-s1", "label": "OK", "reviewer": "an", "blind": True}
+    text = json.dumps({**line, "more": {"note": f"a{break_}b"}}, ensure_ascii=False)
+    (tmp_path / "l.jsonl").write_text(f"{text}\n")
+    (one,) = labelled.read(tmp_path / "evidence", [tmp_path / "l.jsonl"]).told
+    assert one.label.more["note"] == f"a{break_}b"
 
 
 def test_an_ng_without_a_defect_teaches_no_surface(tmp_path, said):

@@ -106,7 +106,7 @@ def load(
 def read_labels(path: Path, classes: Sequence[str], problems: Problems) -> list[Label]:
     """All labels of a file; faults carry file and line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # a text may hold U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise LoadError("labels cannot be read", which=path, got=error) from error
     found = []
