@@ -1,6 +1,6 @@
 // The frame around the screens: who is there, which language, which screen, and whether it is live.
 
-import { Button, faultText, html, render, useEffect, useErrorBoundary, useRef, useState } from './ui.js';
+import { Button, TYPING_MS, faultText, html, render, useEffect, useErrorBoundary, useRef, useState } from './ui.js';
 import { LANGUAGES, keepLanguage, language, translator } from './i18n.js';
 import { follow } from './stream.js';
 
@@ -162,9 +162,9 @@ function Login({ t, page, onUser, onClose }) {
         onInput=${(event) => setName(event.target.value)} /></label>`}
     <p class="pin" role="status" aria-label=${t('login.pin')}>${'●'.repeat(pin.length) || t('login.pin')}</p>
     <div class="keys">
-      ${[1, 2, 3, 4, 5, 6, 7, 8, 9].map((n) => html`<${Button} key=${n} onPress=${() => digit(`${n}`)}>${n}<//>`)}
-      <${Button} label=${t('login.back')} onPress=${() => setPin(pin.slice(0, -1))}>⌫<//>
-      <${Button} onPress=${() => digit('0')}>0<//>
+      ${[1, 2, 3, 4, 5, 6, 7, 8, 9].map((n) => html`<${Button} key=${n} apart=${TYPING_MS} onPress=${() => digit(`${n}`)}>${n}<//>`)}
+      <${Button} label=${t('login.back')} apart=${TYPING_MS} onPress=${() => setPin(pin.slice(0, -1))}>⌫<//>
+      <${Button} apart=${TYPING_MS} onPress=${() => digit('0')}>0<//>
       <${Button} label=${t('login')} kind="secondary go" disabled=${!name || pin.length < 6} onPress=${send}>↵<//>
     </div>
     <p class="fault" role="alert">${fault}</p>
