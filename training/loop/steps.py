@@ -394,10 +394,14 @@ class Loop:
 
 def _called(call: Callable[[], Any]) -> Any:
     """A module's own function; its exit with a message becomes an error of this step."""
+    from safetensors import SafetensorError
+
     try:
         return call()
     except SystemExit as error:
         raise LineError("training refused", got=error.code) from error
+    except SafetensorError as error:  # no OSError, also when the disk is full
+        raise LineError("weights cannot be written or read", got=error) from error
 
 
 def _files(out: Path, *names: str) -> tuple[Path, ...]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -406,19 +407,25 @@ def _share(args: argparse.Namespace, used_s: float, step: int) -> float:
 
 
 def save_state(path: Path, trainer: PackedTrainer, used: float, step: int) -> None:
-    """Write the resumable state through a temporary file: a kill leaves the old one whole."""
+    """Write the resumable state through a temporary file: a kill leaves the old one whole. Raises
+    OSError."""
     partial = path.with_suffix(".partial")
-    torch.save(
-        {
-            "model": trainer.model.state_dict(),
-            "heads": trainer.heads.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
-            "generator": trainer.generator.bit_generator.state,
-            "used_s": used,
-            "step": step,
-        },
-        partial,
-    )
+    state = {
+        "model": trainer.model.state_dict(),
+        "heads": trainer.heads.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
+        "generator": trainer.generator.bit_generator.state,
+        "used_s": used,
+        "step": step,
+    }
+    try:
+        with partial.open("wb") as file:
+            torch.save(state, file)
+            os.fsync(file.fileno())
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch hides what the disk has said
+            raise error.__context__ from None
+        raise
     partial.replace(path)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +72,22 @@ def test_a_kill_while_the_state_is_written_leaves_the_old_one(data, tmp_path):
     sft.save_state(tmp_path / "state.pt", trainer, 1.0, 1)
     (tmp_path / "state.partial").write_bytes(b"half a file")
     assert sft.resume(tmp_path / "state.pt", tiny_trainer(2)) == (1.0, 1)
+
+
+def test_a_full_disk_is_said_to_be_one_and_leaves_the_old_state(tmp_path):
+    trainer = tiny_trainer(1)
+    sft.save_state(tmp_path / "state.pt", trainer, 1.0, 1)
+    before = (tmp_path / "state.pt").read_bytes()
+    unheard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limit[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            sft.save_state(tmp_path / "state.pt", trainer, 2.0, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, unheard)
+    assert (tmp_path / "state.pt").read_bytes() == before
 
 
 def test_both_pools_are_drawn_and_every_weight_moves(data):
