@@ -321,6 +321,13 @@ def test_a_line_that_is_no_label_is_named(tmp_path, line, expected):
         audit_command.read_labels(tmp_path / "labels.jsonl")
 
 
+def test_a_line_of_labels_ends_at_its_line_feed_alone(tmp_path):
+    line = '{"result_id": "a\u2028b", "label": "OK", "reviewer": "a\u0085b", "blind": true}\n'
+    (tmp_path / "labels.jsonl").write_text(2 * line)
+    found = audit_command.read_labels(tmp_path / "labels.jsonl")
+    assert [label.result_id for label in found] == 2 * ["a\u2028b"]
+
+
 def test_a_claim_needs_its_ledger(files, capsys):
     with pytest.raises(AssuranceError, match="--claim and --looks together"):
         run(files, capsys, "--claim", "0.01")

@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
 def read_labels(path: Path) -> list[Label]:
     """All labels of a file. Raises AssuranceError with the line at fault."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # a text may hold U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise AssuranceError("labels cannot be read", which=path, got=error) from error
     found = []
