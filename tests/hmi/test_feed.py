@@ -308,12 +308,14 @@ def test_a_clock_that_was_ahead_for_a_while_hides_no_part(stage: Stage) -> None:
     ahead = {**json.loads(path.read_text()), "id": "ahead"}
     (path.parent / "parts-2099-01-01.jsonl").write_text(json.dumps(ahead) + "\n")
     feed = Feed.of(stage.config)
+    assert feed.newest() == ""
     feed._begin()
     later = [stage.part("FAIL") for _ in range(2)]
     assert wait_for(lambda: on_disk(stage) == 4)
     feed.look()
     feed.look()
     assert [part["id"] for part in feed.snapshot()["parts"]] == [*later[::-1], "ahead", shown]
+    assert feed.newest() == later[-1]
 
 
 @pytest.mark.parametrize(

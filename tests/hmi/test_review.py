@@ -26,7 +26,7 @@ from forge_station.hmi.review import log as module
 from forge_station.hmi.review import pictures
 from forge_station.hmi.review.labels import Answer, Painted
 from forge_station.hmi.review.log import Log, ReviewError
-from forge_station.hmi.review.queue import LABELS, QUEUE, Look
+from forge_station.hmi.review.queue import LABELS, QUEUE, Look, Queue
 from forge_station.hmi.review.settings import ReviewSettings
 from tests.assurance.test_audit import verdict
 from tests.hmi.review_rig import Bench, row
@@ -147,6 +147,25 @@ def test_a_part_rests_before_it_is_shown(tmp_path):
     assert bench.queue.next("anna", "operator") is None
     bench.now += timedelta(minutes=11)
     assert bench.queue.next("anna", "operator") is not None
+
+
+def test_nobody_is_asked_of_the_part_that_the_live_screen_shows(tmp_path):
+    """When the line stands still its last verdict stays there, however long the part has rested."""
+    bench = Bench(tmp_path, row(1), row(2))
+    shown = [row(1).result_id]
+    bench.queue.close()
+    queue = Queue(
+        bench.folder, bench, bench.settings, now=lambda: bench.now, on_screen=lambda: shown[0]
+    )
+    assert queue.refresh() == 2 and queue.waiting("anna") == 1
+    look = queue.next("anna", "operator")
+    assert look is not None and look.result_id == row(2).result_id
+    queue.answer(look, Answer("OK", KEY), {}, False)
+    assert queue.next("anna", "operator") is None
+    shown[0] = row(3).result_id
+    look = queue.next("anna", "operator")
+    assert look is not None and look.result_id == row(1).result_id
+    queue.close()
 
 
 def test_parts_that_are_old_or_gone_leave_the_queue(tmp_path):
@@ -283,12 +302,13 @@ def test_cells_come_after_the_saved_ng_and_are_blind_until_the_reveal(tmp_path):
     cells = {"top": ((4, 5), (4, 6)), "side": ()}
     bench.queue.paint(look, Painted(key(2), "dent", None, cells), {})
     ((label, _),), _ = settle(bench.queue.labels())
+    assert label.more["cells"] == "given"
     assert (label.defect, label.cells, label.blind) == ("dent", {"top": ((4, 5), (4, 6))}, True)
     other = say(bench, "anna", "NG", 3, cells=True)
     bench.queue.reveal(other)
     bench.queue.paint(other, Painted(key(4), "cut"), {})
     late = bench.queue.labels()[-1]
-    assert not late.blind and late.more["cells"] == "given"
+    assert (late.blind, late.defect, late.more["cells"]) == (False, "cut", "skipped"), "class alone"
 
 
 def test_skipped_cells_are_marked(tmp_path):

@@ -50,8 +50,9 @@ class Context:
         folder = folder_of(config)
         users = Users(folder / "users.json")
         audit = Audit(folder / "audit.jsonl")
-        sessions, desk = Sessions(users, clock), Desk(config, folder / "review")
-        return cls(config, folder, users, sessions, audit, Feed.of(config), desk, clock)
+        feed = Feed.of(config)
+        sessions, desk = Sessions(users, clock), Desk(config, folder / "review", feed.newest)
+        return cls(config, folder, users, sessions, audit, feed, desk, clock)
 
     @property
     def settings(self) -> HmiConfig:

@@ -154,6 +154,11 @@ class Feed:
         """One of the parts that are shown."""
         return next((part for part in self._parts if part["id"] == result_id), None)
 
+    def newest(self) -> str:
+        """Id of the part whose verdict is on the screens; empty: there was none. Of any thread."""
+        shown = tuple(self._parts)
+        return str(shown[-1]["id"]) if shown else ""
+
     def _tell(self, name: str, data: object) -> None:
         if name != "beat":
             self._seq += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 from forge_station.config import StationConfig
@@ -22,9 +23,11 @@ that cells are the model's."""
 class Desk:
     """The queue of a page, opened when it is first asked for. May be used from any thread."""
 
-    def __init__(self, config: StationConfig, folder: Path) -> None:
-        """`folder`: of labels and log."""
-        self._config, self._folder = config, folder
+    def __init__(
+        self, config: StationConfig, folder: Path, on_screen: Callable[[], str] = lambda: ""
+    ) -> None:
+        """`folder`: of labels and log. `on_screen`: the part that the live screen shows."""
+        self._config, self._folder, self._on_screen = config, folder, on_screen
         self._guard = threading.Lock()
         self._queue: Queue | None = None
         self._drawn: OrderedDict[str, dict[str, list[Shown]]] = OrderedDict()
@@ -46,6 +49,7 @@ class Desk:
                         serial: "OK" if outcome == "PASS" else "NG"
                         for serial, outcome in golden.items()
                     },
+                    on_screen=self._on_screen,
                 )
             return self._queue
 

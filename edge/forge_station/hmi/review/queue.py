@@ -95,9 +95,11 @@ class Queue:
         *,
         pass_share: float = 1.0,
         masters: Mapping[str, Literal["OK", "NG"]] | None = None,
+        on_screen: Callable[[], str] = lambda: "",
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        """`pass_share`: of the station's evidence. `masters`: serial -> truth of golden parts."""
+        """`pass_share`: of the station's evidence. `masters`: serial -> truth of golden parts.
+        `on_screen`: the part whose verdict the live screen shows now; nobody is asked of it."""
         if settings.audit_share is not None and settings.audit_share > pass_share:
             raise ReviewError(
                 "more PASS parts are to be audited than are kept", which="hmi.review.audit_share",
@@ -106,6 +108,7 @@ class Queue:
             )  # fmt: skip
         self.settings = settings
         self._parts, self._pass_share, self._now = parts, pass_share, now
+        self._on_screen = on_screen
         self._masters = dict(masters or {})
         self._lock = threading.RLock()
         self._seed = ""
@@ -255,7 +258,7 @@ class Queue:
             return self._say(look, replace(label, more=more))
 
     def paint(self, look: Look, given: Painted, digests: Mapping[str, str]) -> Label:
-        """Save where the defect is, or that this was skipped; only after an NG."""
+        """Save class and cells of the defect, or that they were skipped; only after an NG."""
         with self._lock:
             if (saved := self._again(look, given.key)) is not None:
                 return saved
@@ -265,17 +268,10 @@ class Queue:
             first = answers[0].more
             kept = {name: first[name] for name in ("sure", "ms") if name in first}
             label = self._label(look, "NG", given.key, digests)
-            more = {**label.more, **kept, "cells": "skipped" if given.skipped else "given"}
-            return self._say(
-                look,
-                replace(
-                    label,
-                    mark=given.mark,
-                    defect=given.defect,
-                    cells={view: own for view, own in given.cells.items() if own} or None,
-                    more=more,
-                ),
-            )
+            cells = {view: own for view, own in given.cells.items() if own} or None
+            more = {**label.more, **kept, "cells": "given" if cells else "skipped"}
+            said = replace(label, mark=given.mark, defect=given.defect, cells=cells, more=more)
+            return self._say(look, said)
 
     def reveal(self, look: Look) -> None:
         """From now on this person knows. Before they have answered that is refused."""
@@ -362,7 +358,7 @@ class Queue:
             if name != reviewer and self._leased(look)
         }
         found: list[tuple[str, LookKind]] = []
-        for result_id in sorted(self._waiting - taken):
+        for result_id in sorted(self._waiting - taken - {self._on_screen()}):
             said = self._said.get(result_id, ())
             if self._draws[result_id].time > rested or (reviewer, result_id) in self._seen:
                 continue
@@ -379,6 +375,7 @@ class Queue:
             and not any(label.adjudicates or label.reviewer == reviewer for label in said)
             and (reviewer, result_id) not in self._seen
             and result_id in self._draws
+            and result_id != self._on_screen()
         ]
 
     def _gold_for(self, reviewer: str, number: int) -> str | None:
@@ -391,7 +388,7 @@ class Queue:
         fresh = [
             gold
             for gold in self._gold.values()
-            if gold.result_id not in lately
+            if gold.result_id not in {*lately, self._on_screen()}
             and (reviewer, gold.result_id) not in self._seen
             and self._parts.there(gold.result_id)
         ]
