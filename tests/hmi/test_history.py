@@ -150,6 +150,30 @@ def test_who_looked_at_a_picture_of_a_part_knows_it_too(panel, stage):
     assert panel.post("/api/review/next").json() == {"look": None}
 
 
+@pytest.mark.parametrize("text", ["[" * 50_000, "5", "{", "\xff"])
+def test_a_damaged_verdict_is_named(panel, stage, text):
+    folder = stage.config.evidence.folder
+    said = store(folder, "FAIL", 1)
+    (path,) = folder.glob("*.verdict.json")
+    path.write_text(text, encoding="latin-1")
+    answer = panel.client.get(f"/api/history/part/{said['result_id']}")
+    assert answer.status_code == 409 and "erdict" in answer.json()["text"]
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04junk", None])
+def test_a_part_whose_points_are_damaged_stops_no_review(panel, stage, content):
+    """It is passed over for good, and the next part is shown."""
+    folder = stage.config.evidence.folder
+    said = [store(folder, "FAIL", n) for n in range(3)]
+    for path in sorted(folder.glob("*.case.npz"))[:2]:
+        path.unlink() if content is None else path.write_bytes(content)
+    look = panel.post("/api/review/next").json()["look"]
+    given = panel.post(f"/api/review/{look}/answer", label="OK", key="k" * 16, ms=1).json()
+    assert given["reveal"]["result_id"] in [item["result_id"] for item in said]
+    assert panel.post("/api/review/next").json() == {"look": None}
+    assert panel.get("/api/review/state")["waiting"] == 0
+
+
 def test_what_people_said_is_for_the_lead_and_without_names(panel, stage):
     said = store(stage.config.evidence.folder, "FAIL", 1)
     look = panel.post("/api/review/next").json()["look"]

@@ -72,11 +72,12 @@ class Evidence:
         """`Verdict.to_dict()` of the part. Raises EvidenceError, ContractError."""
         path = self.folder / f"{row.name}{VERDICT}"
         try:
-            return Verdict.from_dict(json.loads(path.read_bytes())).to_dict()
+            data = json.loads(path.read_bytes())
         except FileNotFoundError:
             raise gone(row.result_id) from None
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise EvidenceError("verdict cannot be read", which=path, got=error) from error
+        return Verdict.from_dict(data).to_dict()
 
     def case(self, row: Row) -> Case:
         """What the part was judged by. Raises EvidenceError, InputError."""

@@ -121,6 +121,7 @@ class Queue:
         self._told: set[str] = set()
         """Looks after which the verdict was shown."""
         self._gold: dict[str, Gold] = {}
+        self._gone: set[str] = set()
         self._seen: set[tuple[str, str]] = set()
         self._all: list[Label] = []
         self._said: dict[str, list[Label]] = defaultdict(list)
@@ -208,7 +209,7 @@ class Queue:
                     name = "suspect" if split else "calm"
                 pool = pools[name] or pools["calm" if name == "suspect" else "suspect"]
                 item = chance.pick(self._seed, number, pool)
-                if self._parts.there(item[0]):
+                if self._there(item[0]):
                     return self._look(item[1], item[0], reviewer, role)
                 pool.remove(item)
                 self._note("gone", result_id=item[0])
@@ -221,7 +222,7 @@ class Queue:
             if (own := self._unanswered(reviewer, adjudicate=True)) is not None:
                 return own
             for result_id in self._disputes(reviewer):
-                if self._parts.there(result_id):
+                if self._there(result_id):
                     return self._look("adjudicate", result_id, reviewer, role)
                 self._note("gone", result_id=result_id)
             return None
@@ -233,6 +234,11 @@ class Queue:
             if found is None or found.reviewer != reviewer:
                 raise ReviewError("no such look", action="ask for the next part")
             return found
+
+    def unreadable(self, look: Look) -> None:
+        """The part cannot be shown: nobody is asked of it any more."""
+        with self._lock:
+            self._note("gone", result_id=look.result_id)
 
     def seen(self, reviewer: str, result_id: str) -> None:
         """This person saw the verdict elsewhere: they are not asked blind any more."""
@@ -338,6 +344,9 @@ class Queue:
             found.append(("draw", drawn))
         return found
 
+    def _there(self, result_id: str) -> bool:
+        return result_id not in self._gone and self._parts.there(result_id)
+
     def _known(self, drawn: Draw) -> None:
         """The truth of a challenge part was known before it was inspected: nobody need be asked."""
         more = {
@@ -374,7 +383,7 @@ class Queue:
             if words.contested(said)
             and not any(label.adjudicates or label.reviewer == reviewer for label in said)
             and (reviewer, result_id) not in self._seen
-            and result_id in self._draws
+            and result_id in self._draws.keys() - self._gone
             and result_id != self._on_screen()
         ]
 
@@ -390,7 +399,7 @@ class Queue:
             for gold in self._gold.values()
             if gold.result_id not in {*lately, self._on_screen()}
             and (reviewer, gold.result_id) not in self._seen
-            and self._parts.there(gold.result_id)
+            and self._there(gold.result_id)
         ]
         if not fresh:
             return None
@@ -417,7 +426,7 @@ class Queue:
         own = self._open.get(reviewer)
         if own is None or not self._leased(own) or (own.kind == "adjudicate") != adjudicate:
             return None
-        if (reviewer, own.result_id) in self._seen or not self._parts.there(own.result_id):
+        if (reviewer, own.result_id) in self._seen or not self._there(own.result_id):
             return None
         return own
 
@@ -538,6 +547,7 @@ class Queue:
         elif event == "seen":
             self._seen.add((str(row["reviewer"]), str(row["result_id"])))
         elif event == "gone":
+            self._gone.add(str(row["result_id"]))
             self._waiting.discard(str(row["result_id"]))
         elif event == "gold":
             gold = _own(Gold, row)

@@ -7,7 +7,8 @@ a dispute is told the serial, to fetch the part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
@@ -21,6 +22,9 @@ from forge_station.contract import record, tasks
 from forge_station.contract.label import Label
 from forge_station.contract.spec import Product
 from forge_station.contract.views import VIEWS
+from forge_station.errors import InputError
+from forge_station.evidence.folder import EvidenceError
+from forge_station.evidence.index import Row
 from forge_station.hmi.context import Context, body_of, refusal
 from forge_station.hmi.parts import gone
 from forge_station.hmi.review import pictures, statistics
@@ -31,6 +35,7 @@ from forge_station.hmi.review.pictures import Shown
 from forge_station.hmi.review.queue import Look
 from forge_station.hmi.users import Role
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 NO_STORE = {"cache-control": "no-store"}
 
@@ -58,13 +63,21 @@ def routes(context: Context) -> list[tuple[Route, Role]]:
         }
         return JSONResponse(told, headers=NO_STORE)
 
-    def offered(look: Look | None) -> Response:
-        if look is None:
-            return JSONResponse({"look": None}, headers=NO_STORE)
-        row = review.evidence.one(look.result_id)
-        if row is None:
-            raise gone(look.result_id)
-        product, shown = products.get(row.product), review.shown(look.result_id)
+    def offered(find: Callable[[], Look | None]) -> Response:
+        """The next look at a part that can be drawn."""
+        while (look := find()) is not None:
+            try:
+                row = review.evidence.one(look.result_id)
+                if row is None:
+                    raise gone(look.result_id)
+                return offer(look, row, review.shown(look.result_id))
+            except (EvidenceError, InputError) as error:
+                log.warning("part %s is not reviewed: %s", look.result_id, error)
+                review.queue.unreadable(look)
+        return JSONResponse({"look": None}, headers=NO_STORE)
+
+    def offer(look: Look, row: Row, shown: Mapping[str, Sequence[Shown]]) -> Response:
+        product = products.get(row.product)
         told: dict[str, Any] = {
             "look": look.id,
             "product": row.product,
@@ -79,13 +92,13 @@ def routes(context: Context) -> list[tuple[Route, Role]]:
     async def following(request: Request) -> Response:
         user = context.user(request)
         return await run_in_threadpool(
-            lambda: offered(review.queue.next(user.name, user.role.word))
+            offered, lambda: review.queue.next(user.name, user.role.word)
         )
 
     async def dispute(request: Request) -> Response:
         user = context.user(request)
         return await run_in_threadpool(
-            lambda: offered(review.queue.next_dispute(user.name, user.role.word))
+            offered, lambda: review.queue.next_dispute(user.name, user.role.word)
         )
 
     def view(request: Request) -> Response:
