@@ -314,6 +314,36 @@ def test_two_that_begin_one_rollout_at_once_are_one(tmp_path: Path) -> None:
         begun(folder, plan)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"stations": [{"name": "s1"}, {"name": "s2"}]},
+        {"stations": [{"name": "s1"}, {"name": "s2"}, {"name": "s9"}]},
+        {"groups": [{"name": "canary", "stations": ["s2"]}, {"name": "all", "share": 1}]},
+        {"groups": [{"name": "all", "share": 1}]},
+    ],
+)
+def test_a_plan_that_was_changed_in_the_folder_is_refused(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    folder = Folder(tmp_path / "r")
+    begun(folder, plan_file(tmp_path, **THREE))
+    plan = plan_file(tmp_path, **{**THREE, **changed})
+    stations = {name: Scripted() for name in ("s1", "s2", "s3", "s9")}
+    with pytest.raises(ConfigError, match="was changed after it began"):
+        run(folder, plan, stations, Clock())
+    assert not any(station.orders for station in stations.values())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 50_000, '{"id": 5}', "\xff"])
+def test_a_damaged_state_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    folder = Folder(tmp_path / "r")
+    begun(folder, plan_file(tmp_path, **THREE))
+    (folder.path / "state.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match="state of the rollout cannot be read"):
+        folder.read()
+
+
 def test_a_log_that_the_disk_does_not_take_stops_no_rollout(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, **THREE)
     folder = Folder(tmp_path / "r")

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from forge_station.bundles.jobs import FINAL
+from forge_station.errors import ConfigError
 from forge_station.rollout.plan import Gates, Plan
 from forge_station.rollout.record import (
     ENDED,
@@ -45,9 +46,21 @@ class Runner:
         self._members = plan.members()
         self._groups = {group.name: group for group in plan.groups}
         self.record = folder.read()
+        self._require_its_plan()
         self.seen: dict[str, Seen] = {}
         self.waits_for = ""
         """The person, stick or time that it waits for; empty: stations alone."""
+
+    def _require_its_plan(self) -> None:
+        planned = {name: group for group, names in self._members.items() for name in names}
+        noted = {item.name: item.group for item in self.record.stations}
+        if planned != noted or self.record.group >= len(self._plan.groups):
+            raise ConfigError(
+                "the plan of the rollout was changed after it began",
+                which=self._folder.plan,
+                expected="the stations and groups of state.json beside it",
+                action="put it back as it was; the plan outside the folder may change",
+            )
 
     @property
     def paused(self) -> bool:
