@@ -48,6 +48,21 @@ def test_other_machines_reach_it_over_tls(tmp_path: Path) -> None:
                 assert "secure" in answer.headers["set-cookie"].lower()
 
 
+@pytest.mark.parametrize(("inches", "told"), [(10.1, True), (12.1, False)])
+def test_a_panel_that_is_too_low_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], inches: float, told: bool
+) -> None:
+    import socket
+
+    panel = {"panel": {"diag_in": inches, "px": [1280, 800]}}
+    with socket.socket() as taken, Stage(tmp_path / "station", panel) as stage:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        cli.main(["hmi", "--station", str(stage.file), "--port", port])  # ends: it is taken
+    assert ("136 mm high" in capfd.readouterr().err) == told
+
+
 def test_a_taken_port_is_one_clear_error(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:
     import socket
 

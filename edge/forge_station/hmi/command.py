@@ -13,6 +13,7 @@ from pathlib import Path
 from forge_station.config import StationConfig, load_station
 from forge_station.errors import ConfigError
 from forge_station.hmi.audit import Audit
+from forge_station.hmi.settings import LOWEST_MM
 from forge_station.hmi.users import Role, Users, UsersError, require_good
 from forge_station.mes.topics import is_loopback
 
@@ -78,6 +79,12 @@ def serve(args: argparse.Namespace) -> int:
     config = load_station(args.station)
     host, port = args.host or config.hmi.host, args.port or config.hmi.port
     _require_allowed(config, host)
+    if (height := config.hmi.panel.height_mm) < LOWEST_MM:
+        print(
+            f"forge-station: a panel {height:.0f} mm high (hmi.panel) cuts off the lower boxes of the "
+            f"live screen: expected {LOWEST_MM:.0f} mm. A larger diag_in makes all of it smaller",
+            file=sys.stderr,
+        )
     config = replace(config, hmi=replace(config.hmi, host=host, port=port))
     return serve_page(config)
 

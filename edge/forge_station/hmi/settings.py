@@ -18,6 +18,8 @@ MM_PER_INCH = 25.4
 ClockTime = Annotated[
     str, Limit(pattern=r"([01][0-9]|2[0-3]):[0-5][0-9]", meaning="a time of day like 06:00")
 ]
+LOWEST_MM = 160.0
+"""Height of the smallest panel that the live screen fits on whole: 12.1 inches, 1280x800."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class Panel:
     @property
     def px_per_mm(self) -> float:
         return math.hypot(*self.px) / (self.diag_in * MM_PER_INCH)
+
+    @property
+    def height_mm(self) -> float:
+        return self.px[1] / self.px_per_mm
 
 
 @dataclass(frozen=True)
