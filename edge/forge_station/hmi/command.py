@@ -81,8 +81,8 @@ def serve(args: argparse.Namespace) -> int:
     _require_allowed(config, host)
     if (height := config.hmi.panel.height_mm) < LOWEST_MM:
         print(
-            f"forge-station: a panel {height:.0f} mm high (hmi.panel) cuts off the lower boxes of the "
-            f"live screen: expected {LOWEST_MM:.0f} mm. A larger diag_in makes all of it smaller",
+            f"forge-station: a panel {height:.0f} mm high (hmi.panel) cuts off the boxes at the "
+            f"bottom of the live screen: expected {LOWEST_MM:.0f} mm. A larger diag_in makes all of it smaller",
             file=sys.stderr,
         )
     config = replace(config, hmi=replace(config.hmi, host=host, port=port))
