@@ -82,7 +82,8 @@ def serve(args: argparse.Namespace) -> int:
     if (height := config.hmi.panel.height_mm) < LOWEST_MM:
         print(
             f"forge-station: a panel {height:.0f} mm high (hmi.panel) cuts off the boxes at the "
-            f"bottom of the live screen: expected {LOWEST_MM:.0f} mm. A larger diag_in makes all of it smaller",
+            f"bottom of the live screen: expected {LOWEST_MM:.0f} mm. "
+            "A larger diag_in makes all of it smaller",
             file=sys.stderr,
         )
     config = replace(config, hmi=replace(config.hmi, host=host, port=port))
