@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import paho.mqtt.client as mqtt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -23,10 +24,11 @@ pytest.importorskip("rfc8785", reason="commands need the extra commands")
 from forge_station import private_key
 from forge_station.contract.error import ContractError
 from forge_station.errors import ConfigError, LinkError, OutboxError
-from forge_station.mes import acl, command, command_client, party
+from forge_station.mes import acl, command, command_client, party, schema
 from forge_station.mes.command_client import Commander, arguments_of, signed
 from forge_station.mes.command_store import CommandStore
 from forge_station.mes.commands import CommandServer
+from forge_station.mes.interface import example
 from forge_station.mes.outbox import Outbox
 from forge_station.mes.publisher import Publisher, Timing
 from forge_station.mes.settings import SparkplugConfig
@@ -178,6 +180,23 @@ def test_no_station_and_no_answer_are_clear_errors(config: MqttConfig, tmp_path:
             commander.send("ping", timeout_s=0.5)
     with pytest.raises(LinkError, match="no connection"):
         Commander(MqttConfig(port=1), signing_rig.KEY, "me").__enter__()
+
+
+@pytest.mark.parametrize("topic", [("conn",), ("reply", "x")])
+@pytest.mark.parametrize("body", [b"5", b"null", b"[]", b"", b"[" * 9999, b"\xff", b"other"])
+def test_what_is_no_reply_is_passed_over(topic: tuple[str, ...], body: bytes) -> None:
+    """`other`: a whole message that belongs to another topic."""
+    config = MqttConfig(line="l1")
+    commander = Commander(config, signing_rig.KEY, "me")
+    if body == b"other":
+        body = json.dumps(example("health" if topic[0] == "conn" else "conn")).encode()
+        schema.require(json.loads(body))
+    message = mqtt.MQTTMessage(topic=topic_of(config, *topic).encode())
+    message.payload = body
+    client = commander._new_client()
+    assert client.on_message is not None
+    client.on_message(client, None, message)
+    assert not commander._seen.is_set() and commander._replies.empty()
 
 
 def _is_taken(commander: Commander) -> bool:

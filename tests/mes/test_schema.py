@@ -196,3 +196,9 @@ def test_every_message_kind_we_send_is_accepted_by_both() -> None:
     for name, body in bodies.items():
         assert schema.faults(json.loads(body), name) == ()
         assert reference_accepts(json.loads(body), name), name
+
+
+@pytest.mark.parametrize("message", [5, None, [], "x", True])
+def test_what_is_no_object_is_no_message(message: Any) -> None:
+    with pytest.raises(ContractError, match="no message"):
+        schema.require(message)

@@ -214,10 +214,13 @@ class Commander:
                 client.subscribe([(conn, 1), (topic_of(config, "reply", "+"), 1)])
 
         def on_message(_: Any, __: Any, message: mqtt.MQTTMessage) -> None:
+            kind = "conn/1.0" if message.topic == conn else "reply/1.0"
             try:
                 content = json.loads(message.payload)
                 schema.require(content)
-            except ValueError:
+            except (ValueError, RecursionError):
+                return
+            if content["schema"] != kind:
                 return
             if message.topic == conn:
                 self._conn = content

@@ -66,6 +66,8 @@ def faults(
 
 def require(message: Mapping[str, Any], *, stamped: bool = True) -> None:
     """Raise ContractError with every fault; the message's own `schema` field says which it is."""
+    if not isinstance(message, Mapping):
+        raise ContractError("no message", expected="a JSON object", got=repr(message)[:60])
     kind = message.get("schema")
     name = f"{str(kind).replace('/', '-')}.json"
     if name not in names():
