@@ -89,6 +89,8 @@ def load(
     folder: Path, label_files: Sequence[Path], classes: Sequence[str], problems: Problems
 ) -> Loaded:
     """Examples of every labelled inspection below `folder`."""
+    if not folder.is_dir():
+        raise LoadError("no such folder", which=folder, expected="evidence of a station")
     labels = [label for path in label_files for label in read_labels(path, classes, problems)]
     settled, counted = settle(labels)
     places = index_of(folder, {label.result_id for label in labels}, problems)

@@ -249,3 +249,9 @@ def test_evidence_that_names_files_elsewhere_is_refused(tmp_path, load):
 def test_a_line_that_is_no_label(line):
     with pytest.raises(LoadError):
         evidence.parse_label(line)
+
+
+def test_a_folder_that_is_not_there_is_one_error(load):
+    report, _ = load(label("unknown", "OK"))
+    assert report["code"] == 2 and "no such folder" in report["error"]
+    assert "no evidence of this result" not in report["error"]
