@@ -257,16 +257,18 @@ def arguments_of(name: str, pairs: list[str]) -> dict[str, Any]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = schema.load(command.SCHEMA)["$defs"]
-    listed = "\n".join(
-        f"  {name:<13}{' '.join(f'{item}=...' for item in rules['properties']):<36}{rules['title']}"
-        for name, rules in names.items()
-    )
+    listed = []
+    for name, rules in names.items():
+        listed.append(f"  {name:<13}{rules['title']}")
+        if rules["properties"]:
+            listed.append(f"{'':<15}{' '.join(f'{item}=...' for item in rules['properties'])}")
+    lines = "\n".join(listed)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
         "Sign a command, send it through the broker and wait for the station's answer.\n"
         "A key: openssl genpkey -algorithm ed25519 -out me.pem; openssl pkey -in me.pem -pubout\n"
         "gives the public key for `commands.keys` of the station file.\n\ncommands:\n"
-        f"{listed}\n\nWhich of them a station takes, its birth message says (capabilities)."
+        f"{lines}\n\nWhich of them a station takes, its birth message says (capabilities)."
     )
     parser.add_argument("name", metavar="NAME", help="see above")
     parser.add_argument("arguments", nargs="*", metavar="KEY=VALUE")

@@ -93,9 +93,12 @@ def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
         ("abort", "end it; who is under way goes back", _abort),
     ):
         action = actions.add_parser(name, help=text)
-        action.add_argument("plan", type=Path, metavar="PLAN")
+        action.add_argument("plan", type=Path, metavar="PLAN", help="file of the rollout")
         action.add_argument(
-            "--state", type=Path, metavar="FOLDER", help="of the rollout (default PLAN.rollout)"
+            "--state",
+            type=Path,
+            metavar="FOLDER",
+            help="of the rollout (default: PLAN without its ending, .rollout)",
         )
         action.add_argument("--json", action="store_true", help="last line: one JSON object")
         if name in ("start", "resume", "abort", "check"):
