@@ -21,7 +21,8 @@ SOAK_MINUTES ?= 60
 DEMO := .venv
 TEST := .venv-test
 EDGE := .venv-edge-$(ORT)
-EDGE_TESTS := $(addprefix tests/,capture contract geometry mes sim station vlm)
+EDGE_TESTS := $(addprefix tests/,assurance bundles capture contract geometry hmi mes rollout sim \
+  station triggers vlm)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help demo test test-edge faults soak check format system clean
@@ -75,7 +76,7 @@ $(TEST)/installed: $(TEST)/torch
 # onnx and tqdm write the bundles of random checkpoints that the tests open; a station has neither.
 $(EDGE)/installed: pyproject.toml
 	@$(call new_environment,$(EDGE))
-	$(EDGE)/bin/python $(PIP_INSTALL) -e '.[demo,commands,plc,sparkplug,opcua,metrics,projector,pointcloud,genicam,basler,dev]' 'onnx==1.23.2' 'tqdm>=4.67' \
+	$(EDGE)/bin/python $(PIP_INSTALL) -e '.[demo,commands,plc,sparkplug,opcua,metrics,hmi,projector,pointcloud,genicam,basler,dev]' 'onnx==1.23.2' 'tqdm>=4.67' \
 	  '$(if $(filter newest,$(ORT)),onnxruntime,onnxruntime==$(ORT))'
 	$(EDGE)/bin/python -c 'import importlib.util as u, sys; sys.exit(bool(u.find_spec("torch")))'
 	@touch $@
