@@ -15,6 +15,7 @@ from forge_station.contract import certificate
 from forge_station.contract.catalogue import by_id
 from forge_station.contract.certificate import CERTIFICATE_NAME
 from forge_station.contract.error import StationError
+from forge_station.contract.manifest import GOLDEN
 from forge_station.contract.seal import SEAL_NAME
 from forge_station.errors import InputError
 from forge_station.geometry import reference_io
@@ -49,7 +50,9 @@ def test_other_rules_keep_graphs_and_certificate(demo: Path, tmp_path: Path) -> 
     assert verify_folder(tmp_path / "b").manifest == manifest
     assert seen == [True], "the golden set is made by a bundle that is whole"
     assert (manifest.name, manifest.line, manifest.release_counter) == ("clamping", "clamping", 7)
-    graphs = [name for name in before.files if not name.endswith((".md", ".yaml"))]
+    ours = (".md", ".yaml", *GOLDEN)
+    graphs = [name for name in before.files if not name.endswith(ours)]
+    assert not set(GOLDEN) & manifest.files.keys(), "that of the other line's parts"
     assert {name: manifest.files[name] for name in graphs} == {
         name: before.files[name] for name in graphs
     }
