@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -306,12 +307,32 @@ def test_kill_9_while_writing_and_thinning_leaves_nothing_half(repository, make,
         folder.close()
 
 
+OPENS = """
+import sys, time
+from pathlib import Path
+from forge_station.evidence.index import Index
+begin = float(sys.argv[2])
+for number in range(60):
+    while time.time() < begin + 0.01 * number:
+        pass
+    Index(Path(sys.argv[1]) / f"{number}.sqlite").close()
+"""
+
+
+def test_a_new_index_may_be_opened_by_several_at_once(tmp_path):
+    """Each changes it to a write-ahead log, for which SQLite does not wait for the others."""
+    arguments = [sys.executable, "-c", OPENS, str(tmp_path), str(time.time() + 2.0)]
+    processes = [subprocess.Popen(arguments, stderr=subprocess.PIPE) for _ in range(4)]
+    said = [process.communicate(timeout=60)[1].decode() for process in processes]
+    assert said == [""] * 4
+
+
 def test_two_processes_share_a_folder(repository, make, tmp_path):
     first = writer(repository, tmp_path / "parts", 0, 60)
     second = writer(repository, tmp_path / "parts", 100, 160)
     for process in (first, second):
         process.communicate(timeout=120)
-        assert process.returncode == 0
+    assert (first.returncode, second.returncode) == (0, 0)
     folder = make(quota_gb=0.0004)
     whole(folder)
     totals = folder.totals()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ class Index:
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
         try:
-            self._db.execute("pragma journal_mode = wal")
+            _write_ahead(self._db)
             self._db.execute("pragma synchronous = normal")
             self._db.execute("pragma wal_autocheckpoint = 100")
             self._db.executescript(_SCHEMA)
@@ -297,3 +298,16 @@ class Index:
             facts["reasons"] = tuple(sorted(reasons.split(","))) if reasons else ()
             rows.append(Row(**{**facts, "audit": bool(facts["audit"])}))
         return rows
+
+
+def _write_ahead(db: sqlite3.Connection) -> None:
+    """Change to a write-ahead log. SQLite itself does not wait while another process does so."""
+    until = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            db.execute("pragma journal_mode = wal")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.02)
