@@ -21,6 +21,7 @@ from forge_station.assurance import audit, audit_command
 from forge_station.contract.label import settle
 from forge_station.contract.views import NANO_LAYOUT
 from forge_station.evidence.retention import drawn
+from forge_station.geometry.pose import PartCloud
 from forge_station.geometry.sheet import surface_picture
 from forge_station.hmi.review import log as module
 from forge_station.hmi.review import pictures
@@ -178,6 +179,28 @@ def test_parts_that_are_old_or_gone_leave_the_queue(tmp_path):
     assert {look.result_id for look in left if look is not None} == {row(3).result_id}
     bench.now += timedelta(days=2)
     assert bench.again().next("chen", "operator") is None and bench.queue.waiting("chen") == 0
+
+
+def test_walls_with_fewer_points_than_the_top_look_sound():
+    """A block scanned from above: camera pixels of 0.06 mm on top, 0.12 mm apart on its walls."""
+    rng = np.random.default_rng(1)
+    top = np.stack(np.meshgrid(np.arange(-10, 10, 0.06), np.arange(-10, 10, 0.06)), -1)
+    along, up = np.meshgrid(np.arange(-10, 10, 0.12), np.arange(0, 10, 0.12))
+    side = np.full(along.size, 10.0)
+    walls = [np.stack([along.ravel(), s * side, up.ravel()], -1) for s in (-1, 1)]
+    walls += [np.stack([s * side, along.ravel(), up.ravel()], -1) for s in (-1, 1)]
+    flat = np.column_stack([top.reshape(-1, 2), np.full(top.size // 2, 10.0)])
+    points = np.concatenate([flat, *walls])
+    points = (points + rng.normal(0, 0.02, points.shape)).astype(np.float32)
+    block = PartCloud(
+        points, np.eye(4), np.zeros((4, 2), np.float32), False, camera_pixel_mm=0.06, poses=4
+    )
+    (shown,) = pictures.drawn([block])
+    for view in ("front", "side"):
+        image = cv2.imdecode(np.frombuffer(shown.views[view], np.uint8), cv2.IMREAD_GRAYSCALE)
+        rows, columns = np.nonzero(image)
+        wall = image[rows.min() + 20 : rows.max() - 20, columns.min() + 20 : columns.max() - 20]
+        assert np.mean(wall < 180) < 0.01, view  # neither holes nor pits: sound is about 210
 
 
 def test_pictures_have_one_size_and_the_window_of_the_surface_check():

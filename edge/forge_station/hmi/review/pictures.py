@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 import cv2
 
-from forge_station.contract.views import MARKS, VIEWS
-from forge_station.evidence.pictures import square_views
-from forge_station.geometry import sheet
+from forge_station.contract.views import MARKS, VIEWS, Layout
+from forge_station.geometry import render, sheet
 from forge_station.geometry.pose import PartCloud
 
 SIDE_PX = 480
+DRAWN_PX = Layout.panel
+"""Drawn as coarsely as the model's picture, then enlarged: walls that the cameras saw at a slant
+have fewer points, and finer pixels show the far side through them, which looks like pits."""
 _MARGIN = 14 / 13
 """The window over the longest side of the part, as in `geometry.sheet.surface_picture`."""
 
@@ -41,11 +43,14 @@ def drawn(parts: Sequence[PartCloud], *, together: bool = False) -> list[Shown]:
         sides = [max(sides)] * len(sides)
     found = []
     for (mark, part), box, side_mm in zip(marked, boxes, sides, strict=True):
-        ready = square_views(part, side_mm, box.centre)
         views = {}
         for view in VIEWS:
-            image = ready.views[view]
-            sized = cv2.resize(image, (SIDE_PX, SIDE_PX), interpolation=cv2.INTER_LINEAR)
+            depth = render.view_depth(
+                part.points, view, side_mm / DRAWN_PX, (DRAWN_PX, DRAWN_PX), box.centre
+            )
+            sized = cv2.resize(
+                render.shade(depth), (SIDE_PX, SIDE_PX), interpolation=cv2.INTER_LINEAR
+            )
             views[view] = cv2.imencode(".png", sized)[1].tobytes()
         found.append(Shown(mark, views, side_mm))
     return found
