@@ -145,7 +145,9 @@ def test_another_ones_retained_online_tells_a_takeover(
     takeover.connected(10.0, again=again)
     assert takeover.may_speak(10.0) is not again  # it must not overwrite what it has yet to read
     assert takeover.heard(body, retained=retained) is taken
-    assert takeover.may_speak(10.0 + CHECK_S)
+    assert takeover.may_speak(10.0 + CHECK_S) is not taken  # the other one would hear it and wait
+    takeover.connected(20.0, again=True)
+    assert takeover.may_speak(20.0 + CHECK_S)
 
 
 def test_waits_of_a_station_that_was_thrown_out_grow_and_end() -> None:

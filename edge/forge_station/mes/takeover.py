@@ -8,6 +8,7 @@ ONLINE of another one. It knows no connection; `publisher` acts on it.
 from __future__ import annotations
 
 import json
+import math
 
 CHECK_S = 2.0
 """So long a station that comes back waits for that message before it speaks itself, at most: a slow
@@ -41,12 +42,14 @@ class Takeover:
         """Take a `conn` message; True when it is another process's that says it is online."""
         if self._checked_at is None or not retained:
             return False
-        self._checked_at = None
         try:
             content = json.loads(body)
-            return bool(content["state"] == "ONLINE" and content["bootId"] != self._boot_id)
+            other = bool(content["state"] == "ONLINE" and content["bootId"] != self._boot_id)
         except (ValueError, TypeError, KeyError, RecursionError):
-            return False
+            other = False
+        # Not a word more in this connection: the other one would hear it and wait as well.
+        self._checked_at = math.inf if other else None
+        return other
 
     def ended(self, *, taken_over: bool, lasted: bool) -> None:
         """The connection has ended, thrown out by another client or not; `lasted`: a good while."""
