@@ -17,6 +17,7 @@ from forge_station import (
     demo,
     demo_files,
     evidence_command,
+    heap,
     offline,
     poses_command,
     replay_command,
@@ -48,6 +49,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Exit code 64 for wrong usage or configuration, else the command's own."""
+    heap.settle()
     try:
         args = build_parser().parse_args(arguments)
         logging.basicConfig(
