@@ -130,8 +130,9 @@ def _keygen(args: argparse.Namespace) -> int:
     public = args.name.with_name(f"{args.name.name}.pub.pem")
     key = private_key.generate(private, public)
     print(f"key {key.id}")
-    print(f"{private}  private: keep it off stations and out of repositories")
-    print(f"{public}  for release.keys (who signs) or commands.keys (who orders)")
+    print(f"{private}  private: keep it off stations and out of repositories, unless it is a")
+    print(f"{'':{len(str(private))}}  station's own for its reports on a stick (release.report_key)")
+    print(f"{public}  for release.keys (who signs), commands.keys (who orders), or a plan (key)")
     return 0
 
 

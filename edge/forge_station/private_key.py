@@ -1,4 +1,6 @@
-"""Private Ed25519 keys on the machine of the person who signs. A station has none.
+"""Private Ed25519 keys on the machine of the person who signs.
+
+A station has at most one: that of its reports on a stick (`release.report_key`).
 
 A private key is a PEM file that its owner alone can read and that never enters a repository.
 `openssl genpkey -algorithm ed25519` makes the same.

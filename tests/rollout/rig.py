@@ -94,6 +94,7 @@ class RigStation:
         self._stop = threading.Event()
         self._stack = ExitStack()
         self.deployer: Deployer | None = None
+        self.takes_bundles = True
 
     def install(self, bundle: str) -> RigStation:
         """A bundle that has proved itself, before the station starts."""
@@ -124,7 +125,8 @@ class RigStation:
         deployer = control.deployer_of(self.duck)  # type: ignore[arg-type]
         assert deployer is not None
         self.deployer = enter(deployer)
-        enter(control.served(Control(self.duck, deployer=deployer)))  # type: ignore[arg-type]
+        given = self.deployer if self.takes_bundles else None
+        enter(control.served(Control(self.duck, deployer=given)))  # type: ignore[arg-type]
         self._stop.clear()
         thread = threading.Thread(target=self._line)
         thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import urllib.error
@@ -13,17 +14,20 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from forge_station import private_key
 from forge_station.bundles import fetch
+from forge_station.bundles.jobs import JobRecord, Tally
 from forge_station.errors import ConfigError
 from forge_station.mes.topics import MqttConfig, topic_of
 from forge_station.rollout import stick
 from forge_station.rollout.plan import read_plan
 from forge_station.rollout.record import OVER, Folder, Release, RolloutRecord, StationRecord
-from forge_station.rollout.runner import ABORT, Runner
+from forge_station.rollout.runner import ABORT, UNSIGNED, Runner
 from forge_station.rollout.serve import FileServer
 from forge_station.rollout.table import Screen, table
-from forge_station.rollout.ways import Answer, MqttWay, Seen
+from forge_station.rollout.ways import Answer, MqttWay, Seen, StickWay
 
 NEW, OLD = "b" * 64, "a" * 64
 RELEASE = Release("b.fsb", "nuts", "1.2.0", 2, NEW)
@@ -71,6 +75,8 @@ def test_shares_count_the_groups_before(tmp_path: Path) -> None:
         ({"stations": [{"name": "s/1"}]}, "1 to 24 letters"),
         ({"stations": []}, "one station, or more"),
         ({"stations": [{"name": "s1", "stick": "m", "url": "/x"}]}, "a stick and a broker"),
+        ({"stations": [{"name": "s1", "key": "A" * 43 + "="}]}, "with a stick alone"),
+        ({"stations": [{"name": "s1", "stick": "m", "key": "no.pem"}]}, "key cannot be read"),
         ({"groups": [{"name": "a", "stations": ["s9"]}]}, "s9, unknown"),
         ({"groups": [{"name": "a", "share": 0.5}]}, "a last group of share: 1"),
         ({"groups": [{"name": "a", "share": 1}, {"name": "b", "share": 1}]}, "no station"),
@@ -110,7 +116,7 @@ class Scripted:
                 elif path[at] == "ROLLED_BACK":
                     self.running = OLD
         shown = {job: dict(message) for job, message in self.jobs.items()}
-        return Seen(True, True, self.running, True, shown)
+        return Seen(True, True, self.running, jobs=shown)
 
     def deploy(self, item: StationRecord, url: str, downgrade: bool) -> Answer:
         return self._take(item.job)
@@ -392,7 +398,105 @@ def test_a_report_that_is_none_is_not_taken_from_a_stick(tmp_path: Path, report:
         place = stick.place_of(tmp_path, name)
         place.mkdir()
         (place / stick.REPORT).write_text(content)
-    assert stick.read_report(tmp_path) == {"good": good}
+    assert stick.read_reports(tmp_path, None) == {"good": stick.Report(good, "it is not signed")}
+
+
+def signed_report(folder: Path, key: private_key.PrivateKey | None, **changes: Any) -> JobRecord:
+    """What a station leaves on its stick."""
+    job = JobRecord("t.s1", "file:///b.fsb", 1e9, state="SUCCEEDED", version=9, sha256=NEW)
+    job = replace(job, **changes)
+    place = stick.place_of(folder, job.id)
+    place.mkdir(exist_ok=True)
+    stick.write_report(place, job, key)
+    return job
+
+
+def forge(folder: Path, **changes: Any) -> None:
+    path = stick.place_of(folder, "t.s1") / stick.REPORT
+    content = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+
+KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+PUBLIC = private_key.public_half(KEY)
+
+
+def test_a_signed_report_is_the_word_of_its_station(tmp_path: Path) -> None:
+    job = signed_report(tmp_path, KEY, tally=Tally(3), before="b")
+    found = stick.read_reports(tmp_path, PUBLIC)["t.s1"]
+    assert (found.doubt, found.forged) == ("", False)
+    assert found.message == {**job.message(), "sha256": NEW}
+
+
+@pytest.mark.parametrize(
+    ("changes", "doubt", "forged"),
+    [
+        ({"state": "FAILED"}, "altered after it was signed", True),
+        ({"trial": {"parts": 9, "fail": 0, "unsure": 0, "slow": 0}}, "altered", True),
+        ({"sha256": OLD}, "altered", True),
+        ({"more": 1}, "altered", True),
+        ({"sig": {"keyId": PUBLIC.id, "alg": "ed25519", "value": "AA=="}}, "altered", True),
+        ({"sig": {"keyId": "0" * 16, "value": ""}}, "signed with the key 0000", True),
+        ({"sig": {}}, "signed with the key None", True),
+        ({"sig": None}, "not signed", False),
+    ],
+)
+def test_a_report_that_was_altered_is_not_its_word(
+    tmp_path: Path, changes: dict[str, Any], doubt: str, forged: bool
+) -> None:
+    signed_report(tmp_path, KEY)
+    forge(tmp_path, **changes)
+    found = stick.read_reports(tmp_path, PUBLIC)["t.s1"]
+    assert doubt in found.doubt and found.forged == forged
+
+
+@pytest.mark.parametrize("sig", [5, "x", [], {"keyId": PUBLIC.id, "value": "A"}])
+def test_what_is_no_signature_is_passed_over(tmp_path: Path, sig: object) -> None:
+    signed_report(tmp_path, KEY)
+    forge(tmp_path, sig=sig)
+    found = stick.read_reports(tmp_path, PUBLIC)
+    assert not found or found["t.s1"].forged
+
+
+def test_a_key_that_the_plan_does_not_name_proves_nothing(tmp_path: Path) -> None:
+    signed_report(tmp_path, KEY)
+    found = stick.read_reports(tmp_path, None)["t.s1"]
+    assert "the plan names none" in found.doubt and not found.forged
+
+
+@pytest.mark.parametrize(
+    ("signer", "named", "changes", "counts"),
+    [
+        (KEY, False, {}, True),
+        (None, False, {}, False),
+        (None, True, {}, True),
+        (OTHER, True, {}, False),
+        (KEY, True, {"sha256": OLD}, False),
+        (None, True, {"sha256": OLD}, False),
+    ],
+)
+def test_only_a_report_that_counts_ends_the_rollout(
+    tmp_path: Path, signer: Any, named: bool, changes: dict[str, Any], counts: bool
+) -> None:
+    """`named`: a person asked for the report of s1 though it is not signed."""
+    (tmp_path / "m").mkdir()
+    stations = [{"name": "s1", "stick": "m", "key": base64.b64encode(PUBLIC.raw).decode()}]
+    plan = plan_file(tmp_path, stations=stations, groups=[{"name": "all", "share": 1}], gates={})
+    folder = Folder(tmp_path / "r")
+    begun(folder, plan)
+    if named:
+        folder.ask(UNSIGNED + "s1", {"by": "me"})
+    found = read_plan(plan)
+    way = StickWay(tmp_path / "m", found.bundle_of(found.stations[0]), found.stations[0].key)
+    runner = Runner(folder, found, {"s1": way}, lambda name: "", clock=Clock())
+    runner.step()
+    signed_report(tmp_path / "m", signer, **changes)
+    for _ in range(3):
+        runner.step()
+    item = runner.record.station("s1")
+    assert (runner.record.phase == "SUCCEEDED") == counts == (item.state == "SUCCEEDED")
+    assert item.unsigned == (counts and signer is None)
+    assert counts or "its report does not count" in item.detail
 
 
 @pytest.mark.parametrize("name", ["conn", "birth", "job"])

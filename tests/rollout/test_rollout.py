@@ -9,17 +9,21 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("numba", reason="the simulator needs the extra demo")
 pytest.importorskip("rfc8785", reason="commands need the extra commands")
 
-from forge_station import cli, control
+from forge_station import cli, control, private_key
 from forge_station.bundles import deploy
+from forge_station.mes.command import CommandConfig
 from forge_station.mes.listen import Listener, line_of
 from forge_station.rollout import command, runner, ways
 from forge_station.rollout.record import Folder, RolloutRecord
@@ -27,7 +31,7 @@ from tests.bundles.test_deploy import bundle
 from tests.mes import signing_rig
 from tests.mes.rig import MOSQUITTO, Mosquitto
 from tests.mes.test_command_client import pem
-from tests.rollout.rig import Plant, opened, until
+from tests.rollout.rig import Plant, RigStation, opened, until
 
 pytestmark = pytest.mark.skipif(MOSQUITTO is None, reason="no mosquitto on this machine")
 STATES = [
@@ -168,6 +172,43 @@ def test_approval_pause_and_resume(plant: Plant, capsys: pytest.CaptureFixture[s
     assert rollout(plant, "resume") == 0
     assert plant.releases == {"s1": 2, "s2": 2}
     assert rollout(plant, "pause") == 1, "it is over"
+
+
+def test_an_approval_says_what_the_next_group_still_waits_for(
+    plant: Plant, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("s1", "s2"):
+        plant.add(name)
+    gates = {"approval": True, "wait_s": 3600}
+    groups = [
+        {"name": "canary", "stations": ["s1"], "gates": gates},
+        {"name": "all", "share": 1, "gates": {"wait_s": 60}},
+    ]
+    plant.plan(bundle(plant.folder, 2), groups=groups)
+    assert rollout(plant, "start", "--no-wait") == 2
+    ends = datetime.fromtimestamp(record(plant).group_done + 3600).astimezone()
+    wait = f"gates.wait_s of group canary, until {ends.isoformat(' ', 'seconds')} ("
+    assert f"waits for {wait}" in capsys.readouterr().out
+    assert rollout(plant, "approve", "canary") == 0
+    assert f"the next group still waits for {wait}" in capsys.readouterr().out
+    assert rollout(plant, "approve", "all") == 0
+    assert (
+        "once this one is done and has been so for gates.wait_s (60 s)" in capsys.readouterr().out
+    )
+
+
+def test_check_says_each_cause_by_its_own(plant: Plant, capsys: pytest.CaptureFixture[str]) -> None:
+    plant.add("s1", running=False)
+    plant.add("s2", running=False)
+    mute, bare = plant.stations.values()
+    mute.config = replace(mute.config, commands=CommandConfig())
+    bare.takes_bundles = False
+    with mute, bare:
+        plant.plan(bundle(plant.folder, 2))
+        assert rollout(plant, "check") == 1
+    said = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "NOT READY: it takes no commands (commands.keys" in said["s1"]
+    assert "NOT READY: it has no bundle store" in said["s2"]
 
 
 def test_abort_takes_back_who_is_under_way(plant: Plant) -> None:
@@ -311,31 +352,74 @@ def test_stations_of_different_releases(plant: Plant, allowed: bool) -> None:
     assert steps(plant)["s3"] == wanted
 
 
+@pytest.fixture
+def carried(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RigStation]:
+    """A station without a network whose stick was there and is back; with a key or without."""
+
+    def make(**limits: Any) -> RigStation:
+        monkeypatch.setattr(deploy, "LOOK_S", 0.05)
+        private_key.generate(plant.folder / "s1.pem", plant.folder / "s1.pub.pem")
+        station = plant.add("s1", **limits)
+        home, there = plant.folder / "stick", plant.folder / "there"
+        stations = [{"name": "s1", "stick": str(home), "key": "s1.pub.pem"}]
+        plant.plan(bundle(plant.folder, 2), groups=None, stations=stations, mqtt=None)
+        assert rollout(plant, "check") == 0
+        assert rollout(plant, "start", "--no-wait") == 2, "no stick is plugged in"
+        assert record(plant).station("s1").code == ""
+        home.mkdir()
+        assert rollout(plant, "resume", "--no-wait") == 2
+        shutil.move(home, there)
+        monkeypatch.setattr(command, "load_station", lambda path: station.config)
+        apply = ["rollout", "apply", str(there), "--station", "x.yaml", "--json"]
+        assert cli.main(apply) == 0
+        assert station.release == 2
+        assert rollout(plant, "resume", "--no-wait") == 2, "the stick is not back"
+        shutil.move(there, home)
+        return station
+
+    return make
+
+
 def test_a_station_without_a_network_gets_it_by_a_stick(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    plant: Plant, carried: Callable[..., RigStation], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(deploy, "LOOK_S", 0.05)
-    station = plant.add("s1")
-    home, there = plant.folder / "stick", plant.folder / "there"
-    plan = {"groups": None, "stations": [{"name": "s1", "stick": str(home)}], "mqtt": None}
-    plant.plan(bundle(plant.folder, 2), **plan)
-    assert rollout(plant, "check") == 0
-    assert rollout(plant, "start", "--no-wait") == 2, "no stick is plugged in"
-    assert record(plant).station("s1").code == ""
-    home.mkdir()
-    assert rollout(plant, "resume", "--no-wait") == 2
-    shutil.move(home, there)
-    monkeypatch.setattr(command, "load_station", lambda path: station.config)
-    apply = ["rollout", "apply", str(there), "--station", "x.yaml", "--json"]
-    assert cli.main(apply) == 0
-    assert station.release == 2
-    assert rollout(plant, "resume", "--no-wait") == 2, "the stick is not back"
-    shutil.move(there, home)
-    capsys.readouterr()
+    carried(report_key=plant.folder / "s1.pem")
+    assert "by a stick, its report signed with" in capsys.readouterr().out
     assert rollout(plant, "resume") == 0
     assert "SUCCEEDED" in capsys.readouterr().out
     item = record(plant).station("s1")
-    assert (item.step, item.trial) == ("DONE", (3, 0, 0, 0))
+    assert (item.step, item.trial, item.unsigned) == ("DONE", (3, 0, 0, 0), False)
+
+
+def test_a_report_that_nobody_signed_counts_only_if_asked_for_by_name(
+    plant: Plant, carried: Callable[..., RigStation], capsys: pytest.CaptureFixture[str]
+) -> None:
+    carried()
+    assert "the report is not signed (release.report_key)" in capsys.readouterr().out
+    assert rollout(plant, "resume", "--no-wait") == 2
+    text = "its report does not count: it is not signed (rollout resume --unsigned s1)"
+    assert text in capsys.readouterr().out
+    item = record(plant).station("s1")
+    assert (item.step, item.state, item.detail) == ("ORDERED", "", text)
+    assert rollout(plant, "resume", "--unsigned", "s2") == 64
+    assert "no station by a stick" in capsys.readouterr().err
+    assert rollout(plant, "resume", "--unsigned", "s1") == 0
+    assert "SUCCEEDED (unsigned)" in capsys.readouterr().out
+    assert (record(plant).station("s1").step, record(plant).station("s1").unsigned) == (
+        "DONE",
+        True,
+    )
+
+
+def test_abort_leaves_an_order_whose_report_does_not_count_to_a_person(
+    plant: Plant, carried: Callable[..., RigStation]
+) -> None:
+    """The station may have taken it: that it is back nobody can say."""
+    station = carried()
+    assert rollout(plant, "abort") == 1
+    item = record(plant).station("s1")
+    assert (item.step, item.code, station.release) == ("FAILED", "NOT_BACK", 2)
+    assert "by hand there" in item.detail
 
 
 def test_a_stick_for_another_station_is_one_clear_error(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from forge_station.contract import record
@@ -45,6 +46,8 @@ class ReleaseConfig:
     """Starts of the station during a trial; one more, and the old bundle comes back."""
     timeout_s: Annotated[float, Limit(1.0, 2_592_000.0)] = 86_400.0
     """A deployment that is not active after so long is given up. A trial may take longer."""
+    report_key: Path | None = None
+    """The station's own private key (PEM): signs what it reports on a stick (docs/ROLLOUT.md)."""
 
     def __post_init__(self) -> None:
         record.check(self)

@@ -258,7 +258,7 @@ def secret_files(config: StationConfig) -> Iterator[Line]:
         soon = left < EXPIRES_SOON_DAYS
         yield Line("warn" if soon else "pass", "tls", f"certificate of the station, {left:.0f} "
                    "days left", "Renew it." if soon else "")  # fmt: skip
-    for path in (config.mqtt.password_file, config.mqtt.tls_key):
+    for path in (config.mqtt.password_file, config.mqtt.tls_key, config.release.report_key):
         if path is None:
             continue
         try:

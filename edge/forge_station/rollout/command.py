@@ -10,7 +10,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,12 +24,13 @@ from forge_station.errors import BundleError, ConfigError
 from forge_station.mes import party
 from forge_station.private_key import PrivateKey
 from forge_station.rollout import stick
-from forge_station.rollout.plan import Plan, PlanStation, read_plan
+from forge_station.rollout.plan import Group, Plan, PlanStation, read_plan
 from forge_station.rollout.record import OVER, Folder, Release, RolloutRecord, StationRecord
-from forge_station.rollout.runner import ABORT, APPROVED, PAUSE, Runner
+from forge_station.rollout.runner import ABORT, APPROVED, PAUSE, UNSIGNED, Runner, wait_of
 from forge_station.rollout.serve import FileServer
 from forge_station.rollout.table import Screen, table
 from forge_station.rollout.ways import MqttWay, Seen, StickWay, Way
+from forge_station.signing import PublicKey
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ a plan
     - {name: l3}                       # topics of mqtt, with its name as the last level
     - {name: l4}
     - {name: l5, file: l5.yaml}        # or as its station file says
-    - {name: l6, stick: /media/stick}  # no network
+    - {name: l6, stick: /media/stick, key: l6.pub.pem}    # no network; l6 signs its report
   groups:
     - {name: canary, stations: [l3], gates: {wait_s: 3600, approval: true}}
     - {name: quarter, share: 0.25}     # with the groups before it
@@ -115,6 +116,11 @@ def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
                 "--no-wait", action="store_true",
                 help="end (exit code 2) when only a person, a stick or the clock can move it on",
             )  # fmt: skip
+            action.add_argument(
+                "--unsigned", action="append", default=[], metavar="STATION",
+                help="count the report on this station's stick though it is not signed with the "
+                "key that the plan names; may be repeated",
+            )  # fmt: skip
         if name == "approve":
             action.add_argument("group", metavar="GROUP", help="that is done and good enough")
             action.add_argument("--by", default=getpass.getuser(), help="who (default: you)")
@@ -147,21 +153,42 @@ def _start(args: argparse.Namespace) -> int:
     folder.require_new()
     plan = read_plan(args.plan)
     private_key.read(args.key)
+    _require_sticks(plan, args.unsigned)
     folder.create(args.plan.read_bytes(), _first(plan))
+    _count_unsigned(folder, args)
     return _carry_out(folder, args)
 
 
 def _resume(args: argparse.Namespace) -> int:
     folder = _folder(args)
     folder.read()
+    _require_sticks(_plan_of(folder, args.plan), args.unsigned)
+    _count_unsigned(folder, args)
     paused = folder.asked(PAUSE) is not None
     folder.forget(PAUSE)
     with folder.alone() as free:
         pass
-    if paused and not free:
-        print("paused no more; the process that carries it out goes on")
+    if (paused or args.unsigned) and not free:
+        print(f"{'paused no more; ' if paused else ''}the process that carries it out goes on")
         return DONE
     return _carry_out(folder, args)
+
+
+def _require_sticks(plan: Plan, names: Iterable[str]) -> None:
+    """Raise ConfigError unless each is a station of the plan that is reached by a stick."""
+    sticks = [item.name for item in plan.stations if item.stick is not None]
+    for name in names:
+        if name not in sticks:
+            raise ConfigError(
+                "no station by a stick", which="--unsigned",
+                expected=", ".join(sticks) or "none: the plan has no stick", got=name,
+            )  # fmt: skip
+
+
+def _count_unsigned(folder: Folder, args: argparse.Namespace) -> None:
+    for name in args.unsigned:
+        folder.ask(UNSIGNED + name, {"by": args.issuer})
+        folder.log(f"its report counts without a signature, asked for by {args.issuer}", name)
 
 
 def _first(plan: Plan) -> RolloutRecord:
@@ -210,7 +237,7 @@ def _ways(plan: Plan, args: argparse.Namespace) -> Iterator[dict[str, Way]]:
 
 def _way(plan: Plan, item: PlanStation, args: argparse.Namespace, key: PrivateKey | None) -> Way:
     if item.stick is not None:
-        return StickWay(item.stick, plan.bundle_of(item))
+        return StickWay(item.stick, plan.bundle_of(item), item.key)
     assert item.mqtt is not None  # read_plan has looked
     return MqttWay(party.config_of(args, item.mqtt), key, args.issuer)
 
@@ -281,11 +308,12 @@ def _check(args: argparse.Namespace) -> int:
     first = _first(plan)
     ready, facts = True, []
     seen = _look_at(plan, args)
+    keys = {item.name: item.key for item in plan.stations}
     for name, members in plan.members().items():
         print(f"group {name}")
         for item in (first.station(member) for member in members):
             found = seen.get(item.name)
-            text = _fitness(item, found)
+            text = _by_stick(keys[item.name]) if found is None else _fitness(item, found)
             ready &= not text.startswith("NOT")
             facts.append({"station": item.name, "group": name, "text": text})
             release = f"{item.release.name} release {item.release.release_counter}"
@@ -295,15 +323,23 @@ def _check(args: argparse.Namespace) -> int:
     return DONE if ready else NOT_DONE
 
 
-def _fitness(item: StationRecord, seen: Seen | None) -> str:
-    if seen is None:
-        return "by a stick"
+def _by_stick(key: PublicKey | None) -> str:
+    if key is None:
+        return "by a stick; its report will not count: the plan names no key of it"
+    return f"by a stick, its report signed with {key.id}"
+
+
+def _fitness(item: StationRecord, seen: Seen) -> str:
     if seen.trouble:
         return f"NOT REACHED: {seen.trouble}"
     if not seen.online:
         return "NOT THERE: offline" if seen.online is False else "NOT THERE: never seen"
+    if not seen.born:
+        return "NOT READY: online, and no birth message of it is at the broker"
+    if not seen.commands:
+        return "NOT READY: it takes no commands (commands.keys of its station file is empty)"
     if not seen.deploys:
-        return "NOT READY: it takes no deployment (no bundle store, or no key under commands)"
+        return "NOT READY: it has no bundle store (bundle of its station file is a plain folder)"
     if seen.running == item.release.sha256:
         return "runs it already"
     return f"online, runs {seen.running[:12] or 'an unknown bundle'}"
@@ -346,11 +382,29 @@ def _pause(args: argparse.Namespace) -> int:
 
 def _approve(args: argparse.Namespace) -> int:
     folder = _folder(args)
-    groups = [group.name for group in _plan_of(folder, args.plan).groups]
+    groups = {group.name: group for group in _plan_of(folder, args.plan).groups}
     if args.group not in groups:
         raise ConfigError("no such group", expected=", ".join(groups), got=args.group)
     name = APPROVED + args.group
-    return _request(args, name, {"by": args.by}, f"group {args.group} is approved by {args.by}")
+    text = f"group {args.group} is approved by {args.by}"
+    code = _request(args, name, {"by": args.by}, text)
+    if code == DONE and (more := _still_before(folder.read(), groups, args.group)):
+        print(more)
+    return code
+
+
+def _still_before(found: RolloutRecord, groups: Mapping[str, Group], name: str) -> str:
+    """What the next group waits for although this one is approved; empty: nothing."""
+    group, now_at = groups[name], list(groups)[found.group]
+    if list(groups).index(name) < found.group:
+        return f"it was over already: group {now_at} is at it"
+    if name != now_at or not found.group_done:
+        wait_s = group.gates.wait_s
+        return "the next group begins once this one is done" + (
+            f" and has been so for gates.wait_s ({wait_s:g} s)" if wait_s else ""
+        )
+    wait = wait_of(found, group, time.time())
+    return f"the next group still waits for {wait}" if wait else ""
 
 
 def _abort(args: argparse.Namespace) -> int:
@@ -387,6 +441,8 @@ def _request(
 def _apply(args: argparse.Namespace) -> int:
     """At the station. Exit code 0: kept; 1: not; 2: not at its end yet."""
     station = load_station(args.station)
+    own = station.release.report_key
+    key = None if own is None else private_key.read(own)
     code, facts = DONE, []
     for place, order in stick.read_orders(args.stick, station.mqtt.station):
         print(f"{order.name} {order.version}, release {order.release_counter}: {order.job}")
@@ -401,7 +457,7 @@ def _apply(args: argparse.Namespace) -> int:
             return NOT_DONE
         said = ""
         while True:
-            stick.write_report(place, job)
+            stick.write_report(place, job, key)
             if job.state != said:
                 said = job.state
                 end = ": ".join(item for item in (job.code, job.detail) if item)
@@ -416,6 +472,8 @@ def _apply(args: argparse.Namespace) -> int:
                 print("\nleft to the station; run this again for the report")
                 break
             job = take()
+        if key is None:
+            print("  the report is not signed (release.report_key): it counts only if asked for")
         facts.append(job.message())
         if job.state != "SUCCEEDED":
             code = max(code, NOT_DONE if job.over else WAITS)

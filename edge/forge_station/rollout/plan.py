@@ -17,6 +17,7 @@ from forge_station.contract.error import ContractError, Fault
 from forge_station.contract.record import Limit, NotNegative, Probability
 from forge_station.errors import ConfigError
 from forge_station.mes.topics import MqttConfig
+from forge_station.signing import PublicKey, public_key
 
 Name = Annotated[
     str, Limit(pattern=r"[A-Za-z0-9_-]{1,24}", meaning="1 to 24 letters, digits, _ or -")
@@ -66,6 +67,8 @@ class PlanStation:
     """Its station file, in place of `mqtt`."""
     stick: Path | None = None
     """A folder that is carried to the station and back (it has no network)."""
+    key: PublicKey | None = None
+    """Public half of its `release.report_key`: a report on its stick counts when this signed it."""
     bundle: Path | None = None
     """Its own bundle file, where it needs another one (another processor)."""
     url: str | None = None
@@ -149,7 +152,10 @@ def read_plan(path: Path, place: Path | None = None) -> Plan:
                 data[key] = [own(item) if isinstance(item, dict) else item for item in data[key]]
         if "groups" not in data:
             data["groups"] = [{"name": "all", "share": 1, "gates": gates}]
-    converters = {Path: lambda value: _path(value, place)}
+    converters = {
+        Path: lambda value: _path(value, place),
+        PublicKey: lambda value: _key(value, place),
+    }
     try:
         plan = record.read(Plan, data, converters=converters)
         plan = replace(plan, stations=tuple(map(_reached, plan.stations)))
@@ -210,6 +216,9 @@ def _faults(plan: Plan) -> list[Fault]:
         where = f"stations[{number}]"
         if item.stick is not None and (item.mqtt or item.file or item.url):
             faults.append(Fault(where, "a stick and a broker", "stick alone, or mqtt or file"))
+        if item.stick is None and item.key is not None:
+            allowed = "with a stick alone: a broker knows its stations"
+            faults.append(Fault(f"{where}.key", "a key of reports", allowed))
         if item.stick is None and not (item.url or plan.url or plan.serve):
             faults.append(Fault(f"{where}.url", "none", "url or serve, here or for all stations"))
         bundle = item.bundle or plan.bundle
@@ -235,3 +244,12 @@ def _path(value: object, place: Path) -> Path:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a path")
     return place / Path(value).expanduser()
+
+
+def _key(value: object, place: Path) -> PublicKey:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a PEM file of an Ed25519 public key, or its 32 bytes as base64")
+    try:
+        return public_key(value, place)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error

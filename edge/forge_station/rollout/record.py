@@ -4,7 +4,7 @@
     plan.yaml         the plan as it was when the rollout began; a later change does nothing
     log.jsonl         what happened, a line each
     lock              held by the process that carries it out
-    pause, abort, approved-GROUP      what people asked for, from another shell
+    pause, abort, approved-GROUP, unsigned-STATION      what people asked for, from any shell
 
 Whoever holds the lock carries on from here, so a process that was killed is only late.
 """
@@ -72,6 +72,8 @@ class StationRecord:
     """It has answered that it took what was sent last."""
     taken: bool = False
     """It has, or had, a deployment of the id `job`."""
+    unsigned: bool = False
+    """`state` is from a report that nobody signed; a person asked for it to count."""
     shadow: tuple[int, ...] = ()
     """Parts, and how many were judged differently."""
     trial: tuple[int, ...] = ()

@@ -8,22 +8,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from forge_station.bundles.jobs import FINAL
 from forge_station.errors import ConfigError
-from forge_station.rollout.plan import Gates, Plan
+from forge_station.rollout.plan import Gates, Group, Plan
 from forge_station.rollout.record import (
     ENDED,
     OVER,
     Folder,
     Phase,
+    RolloutRecord,
     StationRecord,
     Step,
 )
 from forge_station.rollout.ways import AGAIN_S, ANSWER_S, Answer, Seen, Way
 
-PAUSE, ABORT, APPROVED = "pause", "abort", "approved-"
+PAUSE, ABORT, APPROVED, UNSIGNED = "pause", "abort", "approved-", "unsigned-"
 TAKEN_WITHIN_S = ANSWER_S + 20.0
 """An order is taken within this time after it was sent, or never: it expires."""
 
@@ -134,9 +136,14 @@ class Runner:
     def _heard(self, item: StationRecord, seen: Seen) -> StationRecord:
         """Take over what the station says of its deployment, or of the way back."""
         going_back = item.step == "TAKING_BACK" and item.back_job in seen.jobs
-        message = seen.jobs.get(item.back_job if going_back else item.job)
+        message, doubt = self._word(item, seen)
+        if going_back:
+            message = seen.jobs[item.back_job]
         if message is None:
-            return item
+            text = f"its report does not count: {doubt}" if doubt else item.detail
+            if item.step not in ("ORDERED", "UNDER_WAY") or text == item.detail:
+                return item
+            return self._set(item, text, detail=text)
         changes: dict[str, Any] = {
             "state": str(message["state"]),
             "progress": message.get("progress"),
@@ -146,7 +153,8 @@ class Runner:
         if item.failed:  # why it failed stays
             changes = {"state": changes["state"], "progress": changes["progress"]}
         if not going_back:
-            changes.update(version=message["version"], taken=True)
+            unsigned = item.job in seen.doubted
+            changes.update(version=message["version"], taken=True, unsigned=unsigned)
             for name, keys in (
                 ("shadow", ("parts", "different")),
                 ("trial", ("parts", "fail", "unsure", "slow")),
@@ -159,6 +167,22 @@ class Runner:
         end = ": ".join(changes[key] for key in ("code", "detail") if changes.get(key))
         text = f"{changes['state']}  {end}".rstrip() if news else ""
         return self._set(item, text, **changes)
+
+    def _word(self, item: StationRecord, seen: Seen) -> tuple[Mapping[str, Any] | None, str]:
+        """What the station says of its deployment, and why a report on its stick does not count."""
+        message, report = seen.jobs.get(item.job), seen.doubted.get(item.job)
+        if message is None and report is not None:
+            message = report.message
+            if report.forged:
+                return None, report.doubt
+            if self._folder.asked(UNSIGNED + item.name) is None:
+                return None, f"{report.doubt} (rollout resume --unsigned {item.name})"
+        if (
+            message is not None
+            and message.get("sha256", item.release.sha256) != item.release.sha256
+        ):
+            return None, "it is about another bundle"
+        return message, ""
 
     def _end_well(self, item: StationRecord) -> None:
         """SUCCEEDED, by the station's own rules: now by those of the plan."""
@@ -205,7 +229,9 @@ class Runner:
         if left:
             if all(self._is_stick(item) for item in left):
                 names = ", ".join(item.name for item in left)
-                self.waits_for = f"the stick of {names}"
+                doubted = [item.name for item in left if self._word(item, self.seen[item.name])[1]]
+                more = f" (no report that counts from {', '.join(doubted)})" if doubted else ""
+                self.waits_for = f"the stick of {names}{more}"
             return
         now = self._clock()
         if not record.group_done:
@@ -214,9 +240,9 @@ class Runner:
         if record.group + 1 == len(self._plan.groups) and not group.gates.wait_s:
             self._end("SUCCEEDED", "")
             return
-        left_s = self.record.group_done + group.gates.wait_s - now
-        if left_s > 0:
-            self.waits_for = f"the end of the time after group {group.name} ({left_s:.0f} s)"
+        wait = wait_of(self.record, group, now)
+        if wait:
+            self.waits_for = wait
         elif record.group + 1 == len(self._plan.groups):
             self._end("SUCCEEDED", "")
         elif group.gates.approval and self._folder.asked(APPROVED + group.name) is None:
@@ -331,7 +357,7 @@ class Runner:
 
     def _take_back(self, item: StationRecord) -> None:
         seen, now = self.seen[item.name], self._clock()
-        message = seen.jobs.get(item.job)
+        message, _ = self._word(item, seen)
         state = str(message["state"]) if message is not None else ""
         back = seen.jobs.get(item.back_job)
         if back is not None and back["state"] in FINAL:
@@ -388,6 +414,15 @@ class Runner:
     def _end(self, phase: Phase, why: str) -> None:
         self._write(phase=phase, why=why, ended=self._clock())
         self._tell(f"{phase}  {why}".rstrip())
+
+
+def wait_of(found: RolloutRecord, group: Group, now: float) -> str:
+    """What is left of the time that a group must have been done, for people; empty: nothing."""
+    ends = found.group_done + group.gates.wait_s
+    if not found.group_done or ends <= now:
+        return ""
+    until = datetime.fromtimestamp(ends).astimezone().isoformat(" ", "seconds")
+    return f"gates.wait_s of group {group.name}, until {until} ({ends - now:.0f} s)"
 
 
 def _shown(text: str) -> str:

@@ -2,22 +2,28 @@
 
     FOLDER/rollout-<job>/order.json     who is meant, and which bundle it is
     FOLDER/rollout-<job>/<file>.fsb     the bundle
-    FOLDER/rollout-<job>/report.json    the station's word, a `job` message
+    FOLDER/rollout-<job>/report.json    the station's word: a `job` message, with the digest of
+                                        the bundle (`sha256`) and, where it has a key, `sig`
 
-Order and report are not signed. The bundle is, and a station takes no other; a report is worth as
-much as the hands that carried it.
+The order is not signed; the bundle is, and a station takes no other. The signature of a report is
+Ed25519 over its canonical form without `sig`: JSON with sorted keys, no spaces, ASCII. The id of
+the deployment in it is of one rollout and one station. A report that nobody signed is worth as much
+as the hands that carried it.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forge_station import private_key
 from forge_station.bundles import local
 from forge_station.bundles.archive import Progress
 from forge_station.bundles.jobs import JobRecord
@@ -27,7 +33,9 @@ from forge_station.contract.error import ContractError
 from forge_station.errors import InputError
 from forge_station.mes import schema, state_file
 from forge_station.mes.stamp import utc_now
+from forge_station.private_key import PrivateKey
 from forge_station.rollout.record import StationRecord
+from forge_station.signing import PublicKey
 
 log = logging.getLogger(__name__)
 _ENVELOPE = {"schema": "job/1.0", "source": "stick"}
@@ -74,17 +82,53 @@ def write_order(folder: Path, item: StationRecord, bundle: Path) -> None:
     state_file.write(place / ORDER, record.write(order))
 
 
-def read_report(folder: Path) -> dict[str, dict[str, Any]]:
-    """Id of a deployment -> what its station wrote, of all that lie there and can be read."""
+@dataclass(frozen=True)
+class Report:
+    """What a station wrote of its deployment."""
+
+    message: Mapping[str, Any]
+    """Fields of `job/1.0`, and `sha256` of the manifest that it is about."""
+    doubt: str = ""
+    """Why it may not be the station's word; empty: the station's key signed it."""
+    forged: bool = False
+    """It is not: the signature is wrong, or of another key than the station's."""
+
+
+def read_reports(folder: Path, key: PublicKey | None) -> dict[str, Report]:
+    """Id of a deployment -> its report, of all that lie there and can be read. `key`: of the
+    station."""
     found = {}
     for path in folder.glob(f"{_PREFIX}*/{REPORT}"):
         try:
-            message = {**json.loads(path.read_text(encoding="utf-8"))}
+            content = {**json.loads(path.read_text(encoding="utf-8"))}
+            doubt, forged = _doubt(content, key)
+            message = {name: value for name, value in content.items() if name != "sig"}
             schema.require({"time": utc_now(), **message, **_ENVELOPE}, stamped=False)
-            found[message["jobId"]] = message
+            found[message["jobId"]] = Report(message, doubt, forged)
         except (OSError, ValueError, TypeError, RecursionError, ContractError) as error:
             log.error("%s cannot be read: %s", path, error)
     return found
+
+
+def _doubt(content: Mapping[str, Any], key: PublicKey | None) -> tuple[str, bool]:
+    """Why a report may not be the station's, and whether it is certain that it is not. Raises
+    ValueError, TypeError for what is no signature."""
+    if "sig" not in content:
+        return "it is not signed", False
+    sig = {**content["sig"]}
+    key_id, value = str(sig.get("keyId"))[:16], base64.b64decode(str(sig.get("value")))
+    if key is None:
+        return f"it is signed with the key {key_id}, and the plan names none (key)", False
+    if key_id != key.id:
+        return f"it is signed with the key {key_id}, the station's is {key.id}", True
+    if not key.verifies(value, _canonical(content)):
+        return "its signature is wrong: it was altered after it was signed", True
+    return "", False
+
+
+def _canonical(content: Mapping[str, Any]) -> bytes:
+    unsigned = {name: value for name, value in content.items() if name != "sig"}
+    return json.dumps(unsigned, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def read_orders(folder: Path, station: str) -> list[tuple[Path, Order]]:
@@ -119,10 +163,17 @@ def apply(place: Path, order: Order, store: Path, trust: Trust, progress: Progre
     )
 
 
-def write_report(place: Path, job: JobRecord) -> None:
-    """Put the station's word on the stick. Raises InputError."""
+def write_report(place: Path, job: JobRecord, key: PrivateKey | None = None) -> None:
+    """Put the station's word on the stick, signed where it has a key. Raises InputError."""
+    content: dict[str, Any] = {**job.message(), "sha256": job.sha256}
+    if key is not None:
+        content["sig"] = {
+            "keyId": private_key.public_half(key).id,
+            "alg": "ed25519",
+            "value": private_key.sign(key, _canonical(content)),
+        }
     try:
-        state_file.write(place / REPORT, job.message())
+        state_file.write(place / REPORT, content)
     except OSError as error:
         raise InputError(
             "the report cannot be written", which=place / REPORT, got=error.strerror

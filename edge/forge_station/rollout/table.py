@@ -29,6 +29,7 @@ def table(found: RolloutRecord, seen: Mapping[str, Seen], waits_for: str = "") -
 def _row(item: StationRecord, seen: Seen | None) -> tuple[str, ...]:
     share = "" if item.progress is None else f" {100 * item.progress:.0f} %"
     away = " (offline)" if seen is not None and seen.online is False else ""
+    away += " (unsigned)" if item.unsigned else ""
     shadow = f"{item.shadow[1]} of {item.shadow[0]} differ" if item.shadow else "-"
     trial = "-"
     if item.trial:

@@ -24,6 +24,7 @@ from forge_station.mes.topics import MqttConfig, jobs_filter, topic_of
 from forge_station.private_key import PrivateKey
 from forge_station.rollout import stick
 from forge_station.rollout.record import StationRecord
+from forge_station.signing import PublicKey
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +54,14 @@ class Seen:
     """Its birth message is known: what it runs, and what it takes."""
     running: str = ""
     """Digest of the manifest of the bundle in use; empty: unknown."""
+    commands: bool = False
+    """It says that it takes commands,"""
     deploys: bool = False
-    """It says that it takes deployments."""
+    """and among them deployments."""
     jobs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Id of a deployment -> the newest `job` message."""
+    doubted: Mapping[str, stick.Report] = field(default_factory=dict)
+    """Id of a deployment -> a report of which nobody can say that the station wrote it."""
     trouble: str = ""
     """Why nothing is known."""
 
@@ -146,11 +151,13 @@ class MqttWay:
         if kind == "conn":
             self._seen = replace(seen, online=message["state"] == "ONLINE")
         elif kind == "birth":
+            capabilities = message.get("capabilities", ())
             self._seen = replace(
                 seen,
                 born=True,
                 running=message.get("bundle", {}).get("sha256", ""),
-                deploys="command:deploy" in message.get("capabilities", ()),
+                commands=any(name.startswith("command:") for name in capabilities),
+                deploys="command:deploy" in capabilities,
             )
         else:
             known = seen.jobs.get(message["jobId"])
@@ -159,14 +166,18 @@ class MqttWay:
 
 
 class StickWay:
-    """By a folder that is carried there and back. Nobody can say what goes on meanwhile."""
+    """By a folder that is carried there and back. Nobody can say what goes on meanwhile. `key`
+    signs the station's reports; None: the plan names none."""
 
-    def __init__(self, folder: Path, bundle: Path) -> None:
-        self._folder, self._bundle = folder, bundle
+    def __init__(self, folder: Path, bundle: Path, key: PublicKey | None = None) -> None:
+        self._folder, self._bundle, self._key = folder, bundle, key
 
     def look(self) -> Seen:
-        report = stick.read_report(self._folder)
-        return Seen(jobs=report)
+        found = stick.read_reports(self._folder, self._key)
+        return Seen(
+            jobs={job: report.message for job, report in found.items() if not report.doubt},
+            doubted={job: report for job, report in found.items() if report.doubt},
+        )
 
     def deploy(self, item: StationRecord, url: str, downgrade: bool) -> Answer:
         if not self._folder.is_dir():
@@ -183,8 +194,9 @@ class StickWay:
     def take_back(self, item: StationRecord, job: str) -> Answer:
         if not self._folder.is_dir():
             return Answer(False, "NO_STICK", f"{self._folder} is not there", later=True)
-        if not item.taken:
-            shutil.rmtree(stick.place_of(self._folder, item.job), ignore_errors=True)
+        place = stick.place_of(self._folder, item.job)
+        if not item.taken and not (place / stick.REPORT).exists():
+            shutil.rmtree(place, ignore_errors=True)
             return Answer(True, "NEVER_TAKEN", "the order was taken off the stick")
         detail = "by hand there: forge-station bundle rollback, then start the station again"
         return Answer(False, "BY_HAND", detail)
