@@ -18,10 +18,13 @@ from forge_station.bundles.trust import Trust
 from forge_station.contract.manifest import MANIFEST_NAME
 from forge_station.contract.seal import SEAL_NAME
 from forge_station.errors import BundleError
+from forge_station.vlm import bundle_files
 from forge_station.vlm.bundle_files import verify_folder
 from tests.bundles import rig
 from tests.bundles.rig import Signer
 
+NO_WEIGHTS = b"\x3a\x00"
+"""An ONNX model in protobuf: one graph, empty."""
 Members = list[tuple[tarfile.TarInfo, bytes]]
 
 
@@ -160,6 +163,19 @@ def test_a_damaged_seal_is_one_clear_error(tmp_path: Path, signer: Signer, seal:
     rig.write(tmp_path / "bundle", signer)
     (tmp_path / "bundle" / SEAL_NAME).write_bytes(seal)
     with pytest.raises(BundleError, match="seal"):
+        verify_folder(tmp_path / "bundle", signer.trust)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_the_last_byte_of_a_file_counts_wherever_a_read_ends(
+    tmp_path: Path, signer: Signer, more: int
+) -> None:
+    content = b"w" * (2 * bundle_files._CHUNK + more)
+    files = {"vision.onnx.data": content, "vision.onnx": NO_WEIGHTS}
+    rig.write(tmp_path / "bundle", signer, files=files)
+    verify_folder(tmp_path / "bundle", signer.trust)
+    (tmp_path / "bundle/vision.onnx.data").write_bytes(content[:-1] + b"x")
+    with pytest.raises(BundleError, match="was changed"):
         verify_folder(tmp_path / "bundle", signer.trust)
 
 

@@ -16,7 +16,8 @@ from forge_station.contract.manifest import MANIFEST_NAME, Manifest
 from forge_station.contract.seal import SEAL_NAME
 from forge_station.errors import BundleError
 
-_CHUNK = 1 << 22
+_CHUNK = 1 << 18
+"""Stays in the processor's cache between the copy from the file and the hash."""
 _MAX_MANIFEST_BYTES = 4 << 20
 
 
@@ -142,8 +143,10 @@ def _require_plain(folder: Path, path: Path) -> None:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+    """Through one buffer, as `hashlib.file_digest` (Python 3.11) does: a new one for each chunk
+    would be new pages each time. Two threads hash no faster on one core."""
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
     return digest.hexdigest()
