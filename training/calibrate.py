@@ -217,7 +217,7 @@ def run_suggest(args: argparse.Namespace) -> dict[str, Any]:
     stems = {"suggest.json": report, "thresholds.json": done.thresholds}
     for name, content in stems.items():
         write_whole(args.out / name, (json.dumps(content, indent=1) + "\n").encode())
-    write_whole(args.out / "suggest.png", suggest.picture(done))
+    write_whole(args.out / "suggest.png", suggest.picture(done.curve, done.chosen_on, done.now))
     written = [str(args.out / name) for name in (*stems, "suggest.png")]
     return {**{k: v for k, v in report.items() if k != "curve"}, "files": written}
 

@@ -6,7 +6,8 @@
 
 LINE is a line file, or a folder with line.yaml; `loop.yaml` beside it is the recipe
 (training/LINE.md has every key; all have defaults). The steps are labels, synth, sft, grpo,
-references, parts, draft, judge, calibrate, export, verify, certify, sign and selftest. Each is
+references, parts, draft, judge, calibrate, export, verify, certify, sign and selftest; the recipe
+`calibrate: {folds: 2}` has fold-1 and fold-2 before calibrate. Each is
 recorded in DIR/state.json with the digest of what it was made from: the same command goes on where
 a kill, a fault or a power cut left it, and makes again what changed and what depends on it.
 Training goes on from its own states. Without parts that carry a certificate the bundle is advisory,
@@ -130,8 +131,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--release", type=int, default=1, help="release number, only ever grows")
     parser.add_argument("--dry-run", action="store_true", help="show the plan, do nothing")
     parser.add_argument(
-        "--from", dest="again", choices=NAMES, metavar="STEP",
-        help=f"make this step and all after it again: {', '.join(NAMES)}",
+        "--from", dest="again", metavar="STEP",
+        help=f"make this step and all after it again: {', '.join(NAMES)}; or a fold",
     )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="fewer progress bars")
     return parser
@@ -143,16 +144,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         args.line, args.out, labels=tuple(args.labels), evidence=args.evidence,
         checkpoint=args.checkpoint, key=args.key, release=args.release, quiet=args.quiet,
     )  # fmt: skip
+    names = [step.name for step in loop.steps()]
+    if args.again is not None and args.again not in names:
+        raise LineError("no such step", which="--from", expected=", ".join(names), got=args.again)
+    again = names[names.index(args.again) :] if args.again is not None else ()
     if args.dry_run:
-        now = state.read(loop.out)
-        if args.again is not None:
-            now = now.without(NAMES[NAMES.index(args.again) :])
+        now = state.read(loop.out).without(again)
         planned = plan(loop, now)
         print(shown(planned, now))
         return {"to_do": [step.name for step, why in planned if why is not None]}
     with state.held(loop.out):
-        if args.again is not None:
-            state.write(loop.out, state.read(loop.out).without(NAMES[NAMES.index(args.again) :]))
+        if again:
+            state.write(loop.out, state.read(loop.out).without(again))
         return go(loop)
 
 

@@ -146,15 +146,25 @@ def escape_of(rows: Sequence[Row]) -> float:
 
 def choose(parts: Sequence[Scored], escape: float, overkill: float) -> tuple[float, float]:
     """(defect_fail, defect_unsure) of the two shares asked for, on these parts."""
+    bad = sum(part.defective and part.provenance != "harvested" for part in parts)
+    good = sum(not part.defective for part in parts)
+    return at_ranks(parts, int(escape * bad), int(overkill * good))
+
+
+def at_ranks(
+    parts: Sequence[Scored], passing: int, failing: int, most: float = 1.0
+) -> tuple[float, float]:
+    """(defect_fail, defect_unsure): the highest `defect_unsure` up to `most` that lets no more than
+    `passing` defective parts through, the lowest `defect_fail` that fails no more than `failing`
+    good ones. Defective parts of a harvest do not count; there has to be another."""
     reach = sorted(
         part.probability if part.others == "PASS" else 1.0
         for part in parts
         if part.defective and part.provenance != "harvested"
     )
-    unsure = _rounded(reach[min(int(escape * len(reach)), len(reach) - 1)], math.floor)
+    unsure = min(most, _rounded(reach[min(passing, len(reach) - 1)], math.floor))
     alarms = sorted((part.probability for part in parts if not part.defective), reverse=True)
-    allowed = int(overkill * len(alarms))
-    above = alarms[allowed] if allowed < len(alarms) else 0.0
+    above = alarms[failing] if failing < len(alarms) else 0.0
     fail = _rounded(min(0.999, above + 1e-9), math.ceil)
     return max(fail, unsure), unsure
 
@@ -241,20 +251,18 @@ def _text(rate: Rate) -> str:
     return f"{100 * rate.share:.1f} % ({100 * low:.1f}-{100 * high:.1f}), n {rate.of}"
 
 
-def picture(found: Suggested) -> bytes:
-    """PNG: overkill and escape over the limit, with pointwise 95 % intervals."""
+def picture(curve: Sequence[Figures], chosen: Figures, now: Figures) -> bytes:
+    """PNG: overkill and escape over the limit, with pointwise 95 % intervals, and both limits."""
     from training.calibration import plots
 
     return plots.limits_curve(
-        [one.fail for one in found.curve],
+        [one.fail for one in curve],
         {
-            "good parts at or above (FAIL or UNSURE)": [
-                _points(one.overkill) for one in found.curve
-            ],
-            "defective parts that pass": [_points(one.escape) for one in found.curve],
+            "good parts at or above (FAIL or UNSURE)": [_points(one.overkill) for one in curve],
+            "defective parts that pass": [_points(one.escape) for one in curve],
         },
-        {"FAIL from": found.chosen_on.fail, "UNSURE from": found.chosen_on.unsure},
-        {"FAIL now": found.now.fail, "UNSURE now": found.now.unsure},
+        {"FAIL from": chosen.fail, "UNSURE from": chosen.unsure},
+        {"FAIL now": now.fail, "UNSURE now": now.unsure},
     )
 
 

@@ -18,9 +18,10 @@ from forge_station.bundles.trust import Trust
 from forge_station.checks import Thresholds
 from forge_station.contract.certificate import CERTIFICATE_NAME
 from forge_station.contract.manifest import Manifest
+from forge_station.contract.verdict import Outcome
 from forge_station.opening import open_inspector
 from forge_station.vlm.bundle_files import read_manifest
-from training.calibration import keys, parts, stored, suggest
+from training.calibration import crossed, keys, parts, stored, suggest
 from training.calibration.certify import Settings as Certifying
 from training.calibration.error import CalibrationError
 from training.calibration.limits import Target
@@ -58,7 +59,7 @@ def draft(loop: Loop) -> Notes:
 def judge(loop: Loop) -> Notes:
     """Rows of all parts whose truth is known and that trained nothing."""
     found, left_out = _rows(loop, loop.out / "draft", "draft")
-    _keep(loop.out / "rows.jsonl", found)
+    keep(loop.out / "rows.jsonl", found)
     return {"rows": dict(Counter(row.provenance or "not told" for row in found)), **left_out}
 
 
@@ -67,8 +68,20 @@ def calibrate(loop: Loop) -> Notes:
     own, folder = loop.recipe.calibrate, loop.out / "suggest"
     folder.mkdir(parents=True)
     before = read_manifest(loop.out / "draft").thresholds
-    chosen, notes = dict(before), {"limits": "as the recipe has them"}
-    if own.suggest:
+    chosen: dict[str, float] = dict(before)
+    notes: Notes = {"limits": "as the recipe has them"}
+    if own.folds:
+        try:
+            crosswise = _crossed(loop, Thresholds.read(before))
+        except CalibrationError as error:
+            notes = {"limits": f"as the recipe has them, no others: {error}"}
+        else:
+            chosen |= crosswise.thresholds
+            notes = crossed.facts(crosswise)
+            drawn = suggest.picture(crosswise.curve, crosswise.chosen_on, crosswise.now)
+            (folder / "suggest.png").write_bytes(drawn)
+            _json(folder / "suggest.json", notes)
+    elif own.suggest:
         rows = _carrying(read_rows(loop.out / "rows.jsonl", _LONG))
         escape = own.suggest_escape
         if own.before is not None:
@@ -83,11 +96,27 @@ def calibrate(loop: Loop) -> Notes:
         else:
             chosen |= done.thresholds
             told = {"now": suggest.facts(done.now), "predicted": suggest.facts(done.predicted)}
-            (folder / "suggest.png").write_bytes(suggest.picture(done))
+            drawn = suggest.picture(done.curve, done.chosen_on, done.now)
+            (folder / "suggest.png").write_bytes(drawn)
             _json(folder / "suggest.json", told)
-            notes = {"limits": done.thresholds, "predicted": told["predicted"]}  # type: ignore[dict-item]
+            notes = {"limits": done.thresholds, "predicted": told["predicted"]}
     _json(loop.out / "thresholds.json", chosen)
     return notes
+
+
+def _crossed(loop: Loop, limits: Thresholds) -> crossed.Crossed:
+    """Limits from what the folds' models say of parts that they did not train on."""
+    from training.loop import folds
+
+    rows = [
+        row
+        for number in loop.folds
+        for row in read_rows(loop.out / folds.name(number) / folds.ROWS, _LONG)
+    ]
+    told = loop.told().told
+    passed = {one.part for one in told if one.seen.verdict.outcome is Outcome.PASS}
+    overkill = loop.recipe.calibrate.suggest_overkill
+    return crossed.choose(_carrying(rows), limits, passed=passed, overkill=overkill)
 
 
 def export(loop: Loop) -> Notes:
@@ -204,7 +233,7 @@ def _write(
     loop: Loop, out: Path, limits: Mapping[str, float], *, golden_too: bool = False
 ) -> Manifest:
     """`export.bundle` of the trained checkpoint."""
-    own, references = loop.recipe, loop.out / "references.npz"
+    own, references = loop.recipe, loop.shared / "references.npz"
     _json(loop.out / "limits.json", dict(limits))
     words: list[object] = [
         "--checkpoint", loop.trained, "--out", out, "--line", loop.line,
@@ -253,7 +282,8 @@ def _carrying(rows: Sequence[Row]) -> list[Row]:
     return own or real or list(rows)
 
 
-def _keep(path: Path, rows: Sequence[Row]) -> None:
+def keep(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows, whole or not at all."""
     keys.write_whole(path, "".join(f"{write_row(row)}\n" for row in rows).encode())
 
 

@@ -83,6 +83,9 @@ class Claim:
     suggest: bool = False
     suggest_escape: Probability = 0.05
     suggest_overkill: Probability = 0.02
+    folds: Count = 0
+    """From 2 on: limits from the labelled parts that train, each judged by a model that was trained
+    without it; so many trainings more."""
     before: str | None = None
     """Folder of the bundle in use: let through the share of defective parts that it lets, on the
     same parts, in place of `suggest_escape`."""

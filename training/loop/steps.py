@@ -58,6 +58,9 @@ class Loop:
     release: int = 1
     quiet: bool = False
     products: tuple[spec.Product, ...] = field(default=())
+    whole: Loop | None = None
+    """The run that this is a fold of (training.loop.folds)."""
+    fold: int = 0
 
     @classmethod
     def of(cls, line: Path, out: Path, **chosen: Any) -> Loop:
@@ -82,6 +85,12 @@ class Loop:
             )  # fmt: skip
         if loop.key is not None:
             private_key.read(loop.key)
+        if found.calibrate.folds == 1 or (found.calibrate.folds and found.calibrate.suggest):
+            raise LineError(
+                "limits cannot be chosen this way", which=f"{recipe.FILE}: calibrate",
+                expected="folds: 2 or more, without suggest; or suggest: true, without folds",
+                got=f"folds: {found.calibrate.folds}, suggest: {found.calibrate.suggest}",
+            )  # fmt: skip
         named = (found.parts.cases, found.calibrate.before)
         for name in (*found.data, *filter(None, named)):
             if not loop.path(name).is_dir():
@@ -105,6 +114,16 @@ class Loop:
         return tuple(sorted(own))
 
     @property
+    def shared(self) -> Path:
+        """Folder of what a fold has from the whole run: pools and references."""
+        return self.out if self.whole is None else self.whole.out
+
+    @property
+    def folds(self) -> range:
+        """Numbers of the folds; without labels there are none."""
+        return range(1, 1 + self.recipe.calibrate.folds) if self.labels else range(0)
+
+    @property
     def bundle(self) -> Path:
         return self.out / "bundle"
 
@@ -121,7 +140,7 @@ class Loop:
 
     def steps(self) -> list[Step]:
         """All steps in their order."""
-        from training.loop import judging
+        from training.loop import folds, judging
 
         own, out = self.recipe, self.out
         files = functools.partial(_files, out)
@@ -130,10 +149,7 @@ class Loop:
         return [
             Step(
                 "labels", "people's labels and their evidence -> pictures to learn from",
-                lambda _: state.of(
-                    [own.parts.hold, self.evidence, *map(state.digest, self.labels)]
-                ),
-                files("labels"), self.take_labels, 20 if self.labels else 0,
+                lambda _: self._said(), files("labels"), self.take_labels, 20 if self.labels else 0,
             ),
             Step(
                 "synth", "synthetic pools, where the recipe names none to train on again",
@@ -178,9 +194,27 @@ class Loop:
                 lambda now: state.of([_made(now, "draft", "parts", "labels"), self._named_cases()]),
                 files("rows.jsonl"), lambda: judging.judge(self), 0.5 * judged + 20,
             ),
+            *(
+                Step(
+                    folds.name(number), "trained without some labelled parts, which it judges then",
+                    lambda now: state.of(
+                        [own.sft, own.grpo, own.thresholds, own.precision, own.threads,
+                         own.calibrate.folds, self._start_digest(), state.digest(self.line),
+                         self._said(), _made(now, "labels", "synth", "references"),
+                         *map(_listing, map(self.path, own.data))]
+                    ),
+                    files(folds.name(number)), functools.partial(folds.make, self, number),
+                    own.sft.steps * own.sft.batch * 0.08 + 1.5 * own.grpo.prompts + 60,
+                    goes_on=True,
+                )
+                for number in self.folds
+            ),
             Step(
-                "calibrate", "limits: those of the recipe, or suggested ones",
-                lambda now: state.of([own.calibrate, self._in_use(), _made(now, "judge")]),
+                "calibrate", "limits: those of the recipe, or others from parts",
+                lambda now: state.of(
+                    [own.calibrate, self._in_use(), _made(now, "judge")]
+                    + [self._said(), _made(now, *map(folds.name, self.folds))] * bool(self.folds)
+                ),
                 files("thresholds.json", "suggest"), lambda: judging.calibrate(self), 1,
             ),
             Step(
@@ -223,6 +257,10 @@ class Loop:
         """The files of the cases that the recipe names: they are no step's, and may change."""
         return _listing(self.cases) if self.recipe.parts.cases is not None else []
 
+    def _said(self) -> str:
+        """Digest of the labels as they were given."""
+        return state.of([self.recipe.parts.hold, self.evidence, *map(state.digest, self.labels)])
+
     def _in_use(self) -> str:
         named = self.recipe.calibrate.before
         return "" if named is None else state.digest(self.path(named) / "manifest.json")
@@ -244,14 +282,30 @@ class Loop:
         hold = self.recipe.parts.hold
         return [one for one in self.told().told if labelled.held_back(one.part, hold)]
 
+    def learned(self, found: labelled.Labels) -> list[labelled.Told]:
+        """What trains: not what is held back, and in a fold not the fold's parts."""
+        return self._split(found)[0]
+
+    def kept_out(self) -> list[labelled.Told]:
+        """What a fold judges."""
+        return self._split(self.told())[1]
+
+    def _split(self, found: labelled.Labels) -> tuple[list[labelled.Told], list[labelled.Told]]:
+        from training.loop import folds
+
+        hold = self.recipe.parts.hold
+        own = [one for one in found.told if not labelled.held_back(one.part, hold)]
+        if not self.fold:
+            return own, []
+        return folds.split(own, self.fold, self.recipe.calibrate.folds)
+
     def take_labels(self) -> Notes:
         folder = self.out / "labels"
         folder.mkdir(parents=True)
         if self.evidence is None:
             return {"labels": "none given: synthetic parts alone"}
         found = self.told()
-        hold = self.recipe.parts.hold
-        training = [one for one in found.told if not labelled.held_back(one.part, hold)]
+        training = self.learned(found)
         counts = labelled.write(training, folder)
         return {
             "trained_on": counts,
@@ -307,7 +361,7 @@ class Loop:
                     own = pool.name if plain else f"{kind}-{number}{rest}"
                     sources.append((own, pool))
         if not self.recipe.data:
-            sources += [(pool.name, pool) for pool in sorted((self.out / "synth").iterdir())]
+            sources += [(pool.name, pool) for pool in sorted((self.shared / "synth").iterdir())]
         taken = (labelled.POOL,) if prompts else (labelled.POOL, labelled.CLASSES)
         sources += [(name, self.out / "labels" / name) for name in taken]
         for name, pool in sources:
