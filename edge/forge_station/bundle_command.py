@@ -6,6 +6,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -53,9 +54,129 @@ on the station (the station file says which keys count and where the store is)
   rollback                back to the last one that proved itself
 
 A running station changes its bundle by the signed commands `deploy` and `rollback`, which try it
-out first. docs/BUNDLES.md tells how they go.
+out first. docs/BUNDLES.md tells how they go. `forge-station bundle ACTION --help`: with examples.
 """
 EPILOG = "exit codes: 0 done, 1 the bundle is refused and nothing has changed, 64 wrong usage"
+
+
+_HELP: Mapping[str, tuple[str, str]] = {
+    "keygen": (
+        "make a pair of keys",
+        """\
+Write a pair of Ed25519 keys, NAME.pem (private, mode 0600) and NAME.pub.pem. No key that is there
+is replaced: stations may trust it. Each person who releases or orders has a pair of his own.
+
+examples
+  forge-station bundle keygen release     release.pub.pem -> release.keys of the station files
+  forge-station bundle keygen anna        anna.pub.pem -> commands.keys, role release: may order
+  forge-station bundle keygen l7          l7.pem -> release.report_key of station l7 (no network),
+                                          l7.pub.pem -> `key` of l7 in the plan of a rollout
+
+exit codes: 0 written, 64 wrong usage, or a key of that name is there""",
+    ),
+    "sign": (
+        "add a signature to a bundle, folder or file",
+        """\
+Release a bundle: check that it is whole, and add your signature over its manifest. Signatures of
+others stay; that of the same key is replaced. A station whose release.threshold is 2 wants two.
+BUNDLE is changed only when all of it is in order.
+
+examples
+  forge-station bundle sign bolts --key release.pem          a folder, before it is packed
+  forge-station bundle sign bolts-7.fsb --key second.pem     a file, by the second releaser
+
+exit codes: 0 signed, 1 the bundle is damaged and was not signed, 64 wrong usage or key""",
+    ),
+    "pack": (
+        "write a bundle folder as one file",
+        """\
+Write the folder's bundle as one file, an uncompressed tar with manifest and signatures first: what
+`deploy`, `rollout` and a stick bring. The same bundle gives the same bytes.
+
+examples
+  forge-station bundle pack bolts                      NAME-VERSION.fsb in the working directory
+  forge-station bundle pack bolts --out bolts-7.fsb
+
+exit codes: 0 written, 1 the bundle is damaged, 64 wrong usage""",
+    ),
+    "allow": (
+        "sign that stations may go back to an older release",
+        """\
+A station takes no release that is older than one that has run on it. This signs an exception for
+the one release of BUNDLE, with a key that stations have under release.keys, for some days. Going
+back to a bundle that the store still has needs none: `bundle rollback`.
+
+example
+  forge-station bundle allow bolts-6.fsb --key release.pem --days 3 --out to-6.json
+  forge-station bundle install bolts-6.fsb --allow to-6.json            at the station
+In the signed command `deploy` allowDowngrade=6 says the same, in a rollout allow_downgrade.
+
+exit codes: 0 signed, 1 the bundle is damaged, 64 wrong usage or key""",
+    ),
+    "verify": (
+        "check a bundle as the station would",
+        """\
+Check signatures, digests and kinds of all files, as a station does at install and at every start.
+Whose signature counts says the station file, or --public. Nothing is changed.
+
+examples
+  forge-station bundle verify bolts-7.fsb --station station.yaml
+  forge-station bundle verify bolts --public release.pub.pem            without a station file
+  forge-station bundle verify bolts --unsigned --self-test              is this machine up to it?
+  forge-station bundle verify bolts --unsigned --repeat 41              how long it takes here
+
+exit codes: 0 in order, 1 refused (or the self-test differs), 64 wrong usage""",
+    ),
+    "install": (
+        "put a bundle into the station's store",
+        """\
+At the station: verify BUNDLE (folder or file) and put it into the store beside the others. It comes
+in whole and flushed to disk, or not at all; the active bundle stays. The store is made where there
+is nothing yet. Refused are a signature that does not count, a file that was altered, another
+product line, and an older release than one that has run here (`bundle allow`).
+
+examples
+  forge-station bundle install bolts-7.fsb --station station.yaml
+  forge-station bundle install bolts-7.fsb --activate              of a station that stands
+  forge-station bundle install bolts-6.fsb --allow to-6.json       an older release, by permission
+
+A running station: `forge-station command deploy`, or `rollout apply` from a stick; both try the
+bundle out first and take it back when it is worse.
+
+exit codes: 0 installed, 1 refused and nothing has changed, 64 wrong usage or station file""",
+    ),
+    "list": (
+        "show what is in the store",
+        """\
+One line a bundle, the newest first: its name, release, precision, and whether it is active and has
+proved itself (a rollback may come back to it).
+
+exit codes: 0 done, 1 there is no store, 64 wrong usage or station file""",
+    ),
+    "activate": (
+        "make a bundle of the store the active one",
+        """\
+At a station that stands: verify the bundle once more and make it the active one, in one step that a
+power cut cannot leave half done. The station opens it at its next start. It counts as proved: who
+activates by hand vouches for it, and no self-test, shadow or trial is made.
+
+examples
+  forge-station bundle list --station station.yaml
+  forge-station bundle activate bolts-0.7.0-r7-1a2b3c4d5e6f --station station.yaml
+
+exit codes: 0 active from the next start on, 1 refused and the old one stays, 64 wrong usage""",
+    ),
+    "rollback": (
+        "back to the last bundle that proved itself",
+        """\
+At a station that stands: make the last bundle before the active one that proved itself the active
+one, whatever its release. Damaged ones are passed over. A running station: `forge-station command
+rollback jobId=...`.
+
+exit codes: 0 back from the next start on, 1 there is none to go back to, 64 wrong usage""",
+    ),
+}
+"""Action -> one line, and the description; its last paragraph comes last, behind the options."""
 
 
 def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
@@ -63,29 +184,39 @@ def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
     command.description, command.epilog = DESCRIPTION, EPILOG
     actions = command.add_subparsers(required=True, metavar="ACTION")
 
-    keygen = actions.add_parser("keygen", help="make a pair of keys")
+    def added(name: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        text, description = _HELP[name]
+        description, _, codes = description.rpartition("\n\n")
+        action = actions.add_parser(
+            name, help=text, description=description, epilog=codes,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        action.set_defaults(run=lambda args: _or_refused(run, args))
+        return action
+
+    keygen = added("keygen", _keygen)
     keygen.add_argument("name", type=Path, metavar="NAME", help="writes NAME.pem and NAME.pub.pem")
-    keygen.set_defaults(run=_keygen)
 
-    sign = actions.add_parser("sign", help="add a signature to a bundle, folder or file")
-    sign.add_argument("bundle", type=Path)
+    sign = added("sign", _sign)
+    _bundle_argument(sign)
     _key_argument(sign)
-    sign.set_defaults(run=_sign)
 
-    pack = actions.add_parser("pack", help="write a bundle folder as one file")
+    pack = added("pack", _pack)
     pack.add_argument("bundle", type=Path, metavar="FOLDER")
-    pack.add_argument("--out", type=Path, help=f"default: NAME-VERSION{archive.SUFFIX}")
-    pack.set_defaults(run=_pack)
+    pack.add_argument(
+        "--out", type=Path, metavar="FILE", help=f"default: NAME-VERSION{archive.SUFFIX}"
+    )
 
-    allow = actions.add_parser("allow", help="sign that stations may go back to an older release")
-    allow.add_argument("bundle", type=Path)
+    allow = added("allow", _allow)
+    _bundle_argument(allow)
     _key_argument(allow)
-    allow.add_argument("--days", type=int, default=7, help="how long it holds (default 7)")
-    allow.add_argument("--out", type=Path, required=True, metavar="FILE")
-    allow.set_defaults(run=_allow)
+    allow.add_argument(
+        "--days", type=int, default=7, metavar="N", help="how long it holds (default 7)"
+    )
+    allow.add_argument("--out", type=Path, required=True, metavar="FILE", help="writes this file")
 
-    verify = actions.add_parser("verify", help="check a bundle as the station would")
-    verify.add_argument("bundle", type=Path)
+    verify = added("verify", _verify)
+    _bundle_argument(verify)
     verify.add_argument(
         "--public", action="append", default=[], metavar="KEY",
         help="check against this key (PEM or base64) instead of the station's; may be repeated",
@@ -104,25 +235,27 @@ def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
         "readings and classes must be those of the release; 1 if not, or without a set",
     )  # fmt: skip
     _station_argument(verify, station)
-    verify.set_defaults(run=_verify)
 
-    install = actions.add_parser("install", help="put a bundle into the station's store")
-    install.add_argument("bundle", type=Path)
+    install = added("install", _install)
+    _bundle_argument(install)
     install.add_argument("--allow", type=Path, metavar="FILE", help="what `bundle allow` wrote")
     install.add_argument("--activate", action="store_true", help="and make it the active one")
     _store_arguments(install, station)
-    install.set_defaults(run=_install)
 
-    for name, text, function in (
-        ("list", "show what is in the store", _list),
-        ("activate", "make a bundle of the store the active one", _activate),
-        ("rollback", "back to the last bundle that proved itself", _rollback),
-    ):
-        action = actions.add_parser(name, help=text)
-        if name == "activate":
-            action.add_argument("name", metavar="NAME", help="as `bundle list` prints it")
-        _store_arguments(action, station)
-        action.set_defaults(run=function)
+    _store_arguments(added("list", _list), station)
+
+    activate = added("activate", _activate)
+    activate.add_argument("name", metavar="NAME", help="as `bundle list` prints it")
+    _store_arguments(activate, station)
+
+    _store_arguments(added("rollback", _rollback), station)
+
+
+def _or_refused(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    try:
+        return run(args)
+    except BundleError as error:
+        return _refused(error)
 
 
 def _keygen(args: argparse.Namespace) -> int:
@@ -130,8 +263,7 @@ def _keygen(args: argparse.Namespace) -> int:
     public = args.name.with_name(f"{args.name.name}.pub.pem")
     key = private_key.generate(private, public)
     print(f"key {key.id}")
-    print(f"{private}  private: keep it off stations and out of repositories, unless it is a")
-    print(f"{'':{len(str(private))}}  station's own for its reports on a stick (release.report_key)")
+    print(f"{private}  private, of who signs; on a station only as its own release.report_key")
     print(f"{public}  for release.keys (who signs), commands.keys (who orders), or a plan (key)")
     return 0
 
@@ -199,11 +331,8 @@ def _verify(args: argparse.Namespace) -> int:
         trust = Trust(tuple(keys), args.threshold)
     else:
         trust = load_station(args.station).trust
-    try:
-        found = _read(args.bundle, trust)
-        report = _self_test(args.bundle, trust) if args.self_test else None
-    except BundleError as error:
-        return _refused(error)
+    found = _read(args.bundle, trust)
+    report = _self_test(args.bundle, trust) if args.self_test else None
     manifest = found.manifest
     signed = f"signed by {', '.join(found.signed_by)}" if found.signed_by else "not signed"
     size = sum(entry.size for entry in manifest.files.values())
@@ -268,13 +397,10 @@ def _install(args: argparse.Namespace) -> int:
         except ContractError as error:
             return _refused(error)
     store = BundleStore.create(root, station.line.line)
-    try:
-        found = store.install(args.bundle, station.trust, allowance=allowance, progress=_progress)
-        if args.activate:
-            found = store.activate(found.name, station.trust, good=True)
-            store.prune(station.release.keep)
-    except BundleError as error:
-        return _refused(error)
+    found = store.install(args.bundle, station.trust, allowance=allowance, progress=_progress)
+    if args.activate:
+        found = store.activate(found.name, station.trust, good=True)
+        store.prune(station.release.keep)
     print(f"{found.name}  installed{', active from the next start on' if args.activate else ''}")
     return 0
 
@@ -296,10 +422,7 @@ def _line_of(found: Version, active: Version | None) -> str:
 def _activate(args: argparse.Namespace) -> int:
     station, root = _place(args)
     store = BundleStore(root)
-    try:
-        found = store.activate(args.name, station.trust, good=True)
-    except BundleError as error:
-        return _refused(error)
+    found = store.activate(args.name, station.trust, good=True)
     store.prune(station.release.keep)
     print(f"{found.name}  active from the next start on")
     return 0
@@ -307,10 +430,7 @@ def _activate(args: argparse.Namespace) -> int:
 
 def _rollback(args: argparse.Namespace) -> int:
     station, root = _place(args)
-    try:
-        found = BundleStore(root).rollback(station.trust)
-    except BundleError as error:
-        return _refused(error)
+    found = BundleStore(root).rollback(station.trust)
     print(f"{found.name}  active from the next start on")
     return 0
 
@@ -337,6 +457,12 @@ def _progress(done: int, total: int) -> None:
     if sys.stderr.isatty():
         end = "\n" if done >= total else ""
         print(f"\r{done / 1e6:.0f} of {total / 1e6:.0f} MB", end=end, file=sys.stderr, flush=True)
+
+
+def _bundle_argument(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
+        "bundle", type=Path, metavar="BUNDLE", help=f"folder, or one file ({archive.SUFFIX})"
+    )
 
 
 def _key_argument(action: argparse.ArgumentParser) -> None:

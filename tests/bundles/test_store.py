@@ -7,7 +7,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-import yaml
 
 from forge_station import cli
 from forge_station.bundles import store as bundle_store
@@ -202,23 +201,3 @@ def test_from_the_command_line(
     key = ["--key", tmp_path / "release.pem"]
     assert does("allow", tmp_path / "1.fsb", *key, "--out", tmp_path / "down.json") == 0
     assert does("install", tmp_path / "1.fsb", "--allow", tmp_path / "down.json", *place) == 0
-
-
-@pytest.fixture
-def station_file(tmp_path: Path) -> Path:
-    (tmp_path / "line.yaml").write_text(
-        "line: l1\nproducts:\n"
-        "  - {part_number: N, kind: batch, checks: [workpiece], parts: {hex_nut M8: 4}}\n"
-    )
-    content = {
-        "line": "line.yaml",
-        "bundle": "store",
-        "scanner": {"driver": "sim"},
-        "outbox": "outbox.sqlite",
-        "evidence": "parts",
-        "mqtt": {"line": "l1"},
-        "release": {"keys": ["release.pub.pem"]},
-    }
-    file = tmp_path / "station.yaml"
-    file.write_text(yaml.safe_dump(content))
-    return file
