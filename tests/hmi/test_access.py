@@ -20,11 +20,13 @@ from forge_station.hmi.context import COOKIE, Context
 from forge_station.hmi.sessions import (
     IDLE_S,
     LOCK_S,
+    LONGEST_LOCK_S,
     LONGEST_S,
     WRONG_PINS,
     LockedError,
     RefusedError,
     Sessions,
+    most_tries,
 )
 from forge_station.hmi.users import Role, User, Users, UsersError
 from tests.hmi.stage import Stage, station_file
@@ -202,6 +204,52 @@ def test_wrong_pins_lock_the_user_and_the_panel_for_a_time_that_doubles(
     with pytest.raises(RefusedError):  # the count begins anew
         sessions.login("ben", "000000", "panel-1")
     assert sessions.login("ben", PINS["ben"], "panel-1").user.name == "ben"
+
+
+def test_a_lock_grows_no_longer_than_a_quarter_of_an_hour_and_guessing_stays_hopeless(
+    users: Users, clock: Clock
+) -> None:
+    """Who guesses as fast as the locks let him for three days gets what `most_tries` says."""
+    sessions = Sessions(users, clock)
+    begun, tried, longest = clock.now, 0, 0.0
+    sessions._users = _NobodyIsRight(users.path)  # scrypt takes its time 300 times
+    while clock.now < begun + 3 * 86_400:
+        try:
+            sessions.login("ben", "000000", f"panel-{tried}")
+        except RefusedError:
+            tried += 1
+        except LockedError as locked:
+            longest = max(longest, locked.left_s)
+            clock.now += locked.left_s
+    assert longest == LONGEST_LOCK_S
+    assert tried in (most_tries(3.0) - 1, most_tries(3.0))
+    assert most_tries(1.0) == 104 and most_tries(365.0) < 0.04 * 10**6
+    clock.now += LONGEST_LOCK_S
+    sessions._users = users
+    assert sessions.login("ben", PINS["ben"], "panel").user.name == "ben"
+
+
+class _NobodyIsRight(Users):
+    def check(self, name: str, pin: str) -> User | None:
+        return None
+
+
+def test_who_administers_the_users_ends_a_lock_and_the_audit_names_him(
+    page: tuple[TestClient, Context], capsys: pytest.CaptureFixture[str]
+) -> None:
+    client, context = page
+    for _ in range(WRONG_PINS):
+        login(client, "ben", "000000")
+    assert login(client, "ben")["error"] == "locked"
+    station = str(context.config.outbox.with_name("station.yaml"))
+    assert cli.main(["hmi", "user", "unlock", "--station", station]) == 0
+    assert "may try again" in capsys.readouterr().out
+    assert login(client, "ben")["status"] == 200
+    (line,) = [line for line in context.audit.lines() if line["action"] == "user.unlock"]
+    assert line["who"] and line["panel"] == "command line"
+    for _ in range(WRONG_PINS):
+        login(client, "ben", "000000")
+    assert login(client, "ben")["error"] == "locked"  # it was for once
 
 
 def test_many_guesses_at_once_are_no_more_than_one_after_the_other(

@@ -13,6 +13,7 @@ from pathlib import Path
 from forge_station.config import StationConfig, load_station
 from forge_station.errors import ConfigError
 from forge_station.hmi.audit import Audit
+from forge_station.hmi.sessions import unlock
 from forge_station.hmi.settings import LOWEST_MM
 from forge_station.hmi.users import Role, Users, UsersError, require_good
 from forge_station.mes.topics import is_loopback
@@ -27,13 +28,16 @@ examples
   forge-station hmi user add ben --role operator --pin-stdin  the PIN as a line of stdin
   forge-station hmi user list
   forge-station hmi user remove ben
+  forge-station hmi user unlock                               after wrong PINs: try again at once
   forge-station hmi audit                                     who did what; checks the chain
 
 exit codes: 0; 1 the audit's chain is broken; 64 wrong usage, or the page cannot be served"""
 USER = """\
 Who may do more than look at the live screen. operator: review, history, acknowledge, pause; lead:
 decides where reviewers differ, too; engineer, admin: the same, logged out sooner. A PIN has 6 to 12
-digits. To change a role or a PIN remove the user, then add it again."""
+digits. To change a role or a PIN remove the user, then add it again. Five wrong PINs lock the user
+and the panel for a minute, each further one for twice as long, up to 15 minutes; `unlock` ends all
+these locks. The audit names who did it."""
 _ROLES = tuple(role.word for role in Role if role is not Role.VIEWER)
 
 
@@ -59,6 +63,7 @@ def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
     remove = verbs.add_parser("remove", help="remove a user, and end the user's sessions")
     remove.add_argument("name")
     _finish(remove, station, _remove_user)
+    _finish(verbs.add_parser("unlock", help="end all locks after wrong PINs"), station, _unlock)
 
     audit = actions.add_parser("audit", help="print the audit, and check its chain")
     audit.add_argument("--last", type=int, metavar="N", help="only the newest N lines")
@@ -129,6 +134,13 @@ def _remove_user(config: StationConfig, args: argparse.Namespace) -> int:
     user = _users(config).remove(args.name)
     _note(config, "user.remove", {"name": user.name, "role": user.role.word}, None)
     print(f"{user.name}: removed")
+    return 0
+
+
+def _unlock(config: StationConfig, _: argparse.Namespace) -> int:
+    _note(config, "user.unlock", None, None)
+    unlock(_users(config))
+    print("all users and panels may try again at once")
     return 0
 
 

@@ -11,18 +11,35 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from forge_station.errors import StationError
 from forge_station.hmi.users import Role, User, Users, UsersError
+from forge_station.mes import state_file
+from forge_station.mes.stamp import utc_now
 
 log = logging.getLogger(__name__)
 
 IDLE_S = {Role.OPERATOR: 300.0, Role.LEAD: 300.0, Role.ENGINEER: 180.0, Role.ADMIN: 180.0}
 """So long may nothing be done before a session ends, by role."""
 LONGEST_S = 12 * 3600.0
-WRONG_PINS, LOCK_S = 5, 60.0
-"""So many wrong PINs in a row lock; the time doubles with each further one."""
+WRONG_PINS, LOCK_S, LONGEST_LOCK_S = 5, 60.0, 900.0
+"""So many wrong PINs in a row lock; the time doubles with each further one, up to the longest.
+
+Longer would lock people out for the malice of one and gain nothing: one try in 15 minutes is
+`most_tries` a day, of a million PINs and more.
+"""
 _MOST = 10_000
+
+
+def most_tries(days: float) -> int:
+    """How many PINs of one user, or at one panel, can be tried in so many days."""
+    left, wait, tries = days * 86_400.0, LOCK_S, WRONG_PINS
+    while left >= wait:
+        if wait >= LONGEST_LOCK_S:
+            return tries + int(left // wait)
+        left, wait, tries = left - wait, min(2 * wait, LONGEST_LOCK_S), tries + 1
+    return tries
 
 
 class LockedError(StationError):
@@ -68,7 +85,8 @@ class Lock:
     def wrong(self, key: str) -> None:
         """One more wrong PIN."""
         count = self._wrong.get(key, (0, 0.0))[0] + 1
-        locked_s = LOCK_S * 2.0 ** min(count - WRONG_PINS, 16) if count >= WRONG_PINS else 0.0
+        doubled = LOCK_S * 2.0 ** min(count - WRONG_PINS, 16)
+        locked_s = min(doubled, LONGEST_LOCK_S) if count >= WRONG_PINS else 0.0
         if len(self._wrong) >= _MOST and key not in self._wrong:
             self._wrong.pop(next(iter(self._wrong)))
         self._wrong[key] = (count, self._clock() + locked_s)
@@ -76,14 +94,22 @@ class Lock:
     def right(self, key: str) -> None:
         self._wrong.pop(key, None)
 
+    def forget(self) -> None:
+        """All counts: everybody may try again at once."""
+        self._wrong.clear()
+
 
 class Sessions:
-    """May be called from several threads."""
+    """May be called from several threads.
+
+    What `unlock` writes beside the file of users ends all locks, of whatever process holds them.
+    """
 
     def __init__(self, users: Users, clock: Callable[[], float]) -> None:
         self._users = users
         self._clock = clock
         self._lock = Lock(clock)
+        self._unlocked = _stamp(unlock_file(users))
         self._open: dict[str, Session] = {}
         self._guard = threading.Lock()
 
@@ -92,6 +118,9 @@ class Sessions:
         wrong until it was: who guesses many at once gets no more of them."""
         keys = (f"user {name}", f"panel {panel}")
         with self._guard:
+            if (stamp := _stamp(unlock_file(self._users))) != self._unlocked:
+                self._unlocked = stamp
+                self._lock.forget()
             left = max(self._lock.left_s(key) for key in keys)
             if left > 0:
                 raise LockedError(left)
@@ -142,5 +171,28 @@ class Sessions:
         return session.left_s(self._clock())
 
 
-__all__ = ["IDLE_S", "LOCK_S", "LONGEST_S", "WRONG_PINS", "LockedError", "RefusedError", "Session",
-           "Sessions"]  # fmt: skip
+def unlock(users: Users) -> None:
+    """End the locks of all users and panels, of whatever process serves the page."""
+    try:
+        state_file.write(unlock_file(users), {"time": utc_now()})
+    except OSError as error:
+        raise UsersError(
+            "nobody could be unlocked", which=unlock_file(users), got=error.strerror
+        ) from error
+
+
+def unlock_file(users: Users) -> Path:
+    return users.path.with_name("unlocked.json")
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Of the file as it is now; None: there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino
+
+
+__all__ = ["IDLE_S", "LOCK_S", "LONGEST_LOCK_S", "LONGEST_S", "WRONG_PINS", "LockedError",
+           "RefusedError", "Session", "Sessions", "most_tries", "unlock"]  # fmt: skip
