@@ -1,4 +1,4 @@
-"""What tests of the store and of its command share."""
+"""A station file, and folders in memory: no test waits for a busy disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.mes.conftest import tmp_path
+
+__all__ = ["station_file", "tmp_path"]
 
 
 @pytest.fixture

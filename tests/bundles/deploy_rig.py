@@ -2,8 +2,9 @@
 
     python -m tests.bundles.deploy_rig BUNDLE STORE...
 
-runs one deployment in each store and kills its process (SIGKILL) as soon as the state that the
-store's folder is named after is on disk, before anything is done in it.
+runs one deployment in each store and kills its process (SIGKILL). The folder of a store says when:
+`TRIAL` as soon as this state is on disk, before anything is done in it; `ROLLED_BACK.7` on the way
+to this end, right after the seventh rename, which is what makes a change in a store.
 """
 
 from __future__ import annotations
@@ -150,24 +151,77 @@ class FakeStation:
         self.deployer.part(Seen(job, ["stack"], {}, found))
         return says
 
-    def run_until(self, done: Callable[[], bool], timeout_s: float = 30.0) -> None:
-        """Parts go through until it is done."""
+    def run_until(
+        self, done: Callable[[], bool], timeout_s: float = 30.0, *, parts: bool = True
+    ) -> None:
+        """Parts go through (or none does) until it is done."""
         deadline = time.monotonic() + timeout_s
         while not done():
             if time.monotonic() > deadline:
                 raise AssertionError(f"not done: {self.told}")
-            self.part()
+            if parts:
+                self.part()
             time.sleep(0.005)
 
-    def until_over(self, job_id: str) -> JobRecord:
+    def until_over(self, job_id: str, *, parts: bool = True) -> JobRecord:
         def over() -> bool:
             job = self.deployer.jobs.find(job_id)
             return job is not None and job.over
 
-        self.run_until(over)
+        self.run_until(over, parts=parts)
         found = self.deployer.jobs.find(job_id)
         assert found is not None
         return found
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a deployment comes to an end."""
+
+    limits: ReleaseConfig = QUICK
+    sha256: str = ""
+    back_at: str = ""
+    """The state in which it is taken back by a command."""
+    parts: bool = True
+    """Whether any go through."""
+
+
+WAYS = {
+    "SUCCEEDED": Way(),
+    "REJECTED": Way(sha256="0" * 64),
+    "FAILED": Way(replace(QUICK, golden_required=True)),
+    "TIMED_OUT": Way(replace(QUICK, timeout_s=1.0), parts=False),
+    "CANCELED": Way(back_at="SHADOW", parts=False),
+    "ROLLED_BACK": Way(replace(QUICK, shadow_parts=1, trial_parts=1, trial_fail_share=0.0)),
+    "TAKEN_BACK": Way(replace(QUICK, shadow_parts=1, trial_parts=1000), back_at="TRIAL"),
+}
+"""By its last state; TAKEN_BACK is ROLLED_BACK by a command."""
+
+
+def go(station: FakeStation, way: Way, bundle: str) -> None:
+    """The deployment, to its end."""
+    with station.deployer:
+        station.deployer.deploy("job-1", bundle, sha256=way.sha256)
+        if way.back_at:
+            station.run_until(lambda: ("job-1", way.back_at) in station.told, parts=way.parts)
+            station.deployer.rollback("job-1")
+        station.until_over("job-1", parts=way.parts)
+
+
+def kill_after(number: int) -> None:
+    """Kill this process right after so many renames."""
+    left = iter(range(number - 1, -1, -1))
+
+    def counted(rename: Callable[[Path, Any], Path]) -> Callable[[Path, Any], Path]:
+        def replacement(path: Path, target: Any) -> Path:
+            found = rename(path, target)
+            if next(left, 0) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+        return replacement
+
+    Path.replace, Path.rename = counted(Path.replace), counted(Path.rename)  # type: ignore[method-assign,assignment]
 
 
 def main() -> None:
@@ -176,10 +230,12 @@ def main() -> None:
     for root in map(Path, sys.argv[2:]):
         child = os.fork()
         if child == 0:
-            station = FakeStation(root, kill_at=root.name)
-            with station.deployer:
-                station.deployer.deploy("job-1", bundle)
-                station.until_over("job-1")
+            state, _, number = root.name.partition(".")
+            way = WAYS.get(state, Way())
+            station = FakeStation(root, way.limits, kill_at="" if number else state)
+            if number:
+                kill_after(int(number))
+            go(station, way, bundle)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         print(root.name, os.waitstatus_to_exitcode(status), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,18 +12,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from forge_station.bundles import archive, deploy, fetch, local
-from forge_station.bundles.jobs import BEFORE_ACTIVE, JobRecord
+from forge_station.bundles.jobs import BEFORE_ACTIVE, FINAL, JobRecord, State
 from forge_station.bundles.store import BundleStore
 from forge_station.contract.error import ContractError
 from forge_station.errors import BundleError
 from forge_station.mes import payloads
 from tests.bundles import rig
-from tests.bundles.deploy_rig import ANYBODY, QUICK, FakeStation
+from tests.bundles.deploy_rig import ANYBODY, QUICK, WAYS, FakeStation
 
 ACTIVE_STATES = ("ACTIVATING", "TRIAL")
 
@@ -276,28 +277,79 @@ def test_a_bundle_on_trial_that_does_not_open_is_taken_back(in_trial: BundleStor
     assert job is not None and (job.state, job.code) == ("ROLLED_BACK", "TRIAL_FAILED")
 
 
-def test_kill_9_in_every_state_resumes_or_keeps_the_old_bundle(
-    tmp_path: Path, repository: Path
-) -> None:
-    states = (*BEFORE_ACTIVE, *ACTIVE_STATES, "SUCCEEDED")
-    stores = [new_store(tmp_path / state, tmp_path / f"{state}.files") for state in states]
-    url = bundle(tmp_path, 2)
+def killed(repository: Path, url: str, stores: list[Path]) -> dict[str, int]:
+    """Name of the store's folder -> how the process ended there."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.bundles.deploy_rig", url, *(str(s.root) for s in stores)],
+        [sys.executable, "-m", "tests.bundles.deploy_rig", url, *map(str, stores)],
         capture_output=True,
         text=True,
         timeout=100,
         cwd=repository,
         env={**os.environ, "PYTHONPATH": "edge:."},
     )
-    assert done.stdout.split("\n")[:-1] == [f"{state} -9" for state in states], done.stderr
+    assert done.returncode == 0, done.stderr
+    return {line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines()}
+
+
+def test_kill_9_in_every_state_resumes_or_keeps_the_old_bundle(
+    tmp_path: Path, repository: Path
+) -> None:
+    states = get_args(State)
+    assert set(states) == {*BEFORE_ACTIVE, *ACTIVE_STATES, *FINAL}
+    stores = [new_store(tmp_path / state, tmp_path / f"{state}.files") for state in states]
+    url = bundle(tmp_path, 2)
+    ends = killed(repository, url, [store.root for store in stores])
+    assert ends == dict.fromkeys(states, -9)
     for state, store in zip(states, stores, strict=True):
         station = FakeStation(store.root)
-        assert release_of(station) == (1 if state in (*BEFORE_ACTIVE, "ACTIVATING") else 2), state
+        assert release_of(station) == (2 if state in ("TRIAL", "SUCCEEDED") else 1), state
         with station.deployer:
-            assert station.until_over("job-1").state == "SUCCEEDED", state
-        assert release_of(station) == 2
+            end = state if state in FINAL else "SUCCEEDED"
+            assert station.until_over("job-1").state == end, state
+        assert release_of(station) == (2 if end == "SUCCEEDED" else 1)
         assert not list((store.root / "incoming").iterdir()), "nothing half is left"
+
+
+@pytest.mark.parametrize("way", ["ROLLED_BACK", "TAKEN_BACK"])
+def test_kill_9_between_any_two_changes_of_a_way_back_ends_it_all_the_same(
+    tmp_path: Path, repository: Path, way: str
+) -> None:
+    root = new_store(tmp_path / "store", tmp_path).root
+    stores = [tmp_path / f"{way}.{number}" for number in range(1, 24)]
+    for store in stores:
+        shutil.copytree(root, store, symlinks=True)
+    ends = list(killed(repository, bundle(tmp_path, 2), stores).values())
+    cuts = ends.index(0)
+    assert cuts > 15 and set(ends[:cuts]) == {-9} and set(ends[cuts:]) == {0}
+    for number, store in enumerate(stores[:cuts], 1):
+        station = FakeStation(store, WAYS[way].limits)
+        with station.deployer:
+            asked = next((store / "jobs").glob("*.back"), None) is not None
+            if way == "TAKEN_BACK" and not asked:  # the command was not answered: it is sent again
+                station.deployer.rollback("job-1")
+                end = station.until_over("job-1").state
+                assert end in ("CANCELED", "ROLLED_BACK"), number
+            else:
+                assert station.until_over("job-1").state == "ROLLED_BACK", number
+        assert release_of(station) == 1, number
+        assert not list((store / "incoming").iterdir()), "nothing half is left"
+
+
+@pytest.mark.parametrize("release", [1, 3])
+def test_a_bundle_that_a_person_made_active_in_a_trial_ends_it_and_stays(
+    in_trial: BundleStore, tmp_path: Path, release: int
+) -> None:
+    """Parts that another bundle judged prove nothing of the one on trial."""
+    third = in_trial.install(Path(bundle(tmp_path, 3)), ANYBODY).name
+    if release == 1:
+        in_trial.rollback(ANYBODY)
+    else:
+        in_trial.activate(third, ANYBODY)
+    station = FakeStation(in_trial.root)
+    with station.deployer:
+        job = station.until_over("job-1")
+    assert (job.state, release_of(station)) == ("ROLLED_BACK", release)
+    assert "another bundle was made the active one" in job.detail
 
 
 class Server(BaseHTTPRequestHandler):

@@ -23,7 +23,7 @@ from forge_station import golden
 from forge_station.bundles import fetch
 from forge_station.bundles.jobs import BEFORE_ACTIVE, JobRecord, Jobs, State, Tally
 from forge_station.bundles.settings import ReleaseConfig
-from forge_station.bundles.store import INCOMING, JOBS, BundleStore, is_store
+from forge_station.bundles.store import INCOMING, JOBS, BundleStore, Version, is_store
 from forge_station.bundles.trust import Trust
 from forge_station.contract.error import ContractError
 from forge_station.contract.verdict import Outcome, Verdict
@@ -105,7 +105,6 @@ class Deployer:
         self.jobs = Jobs(store.root / JOBS, lambda job: host.tell(job, None))
         self._candidate: tuple[str, Inspector] | None = None
         self._old: tuple[str, Inspector] | None = None
-        self._taken_back: str | None = None
         self._parts: queue.SimpleQueue[Seen] = queue.SimpleQueue()
         self._usual: deque[float] = deque(maxlen=USUAL)
         self._watched: State | None = None
@@ -158,7 +157,8 @@ class Deployer:
 
     def rollback(self, job_id: str) -> JobRecord:
         """End the deployment of this id: before it is active it is canceled, in its trial taken
-        back. Under a new id: back to the bundle before. Raises ContractError, BundleError."""
+        back. Under a new id: back to the bundle before. On disk when it returns. Raises
+        ContractError, BundleError."""
         with self._lock:
             known = self.jobs.find(job_id)
             if known is None:
@@ -167,7 +167,7 @@ class Deployer:
                 before = "" if active is None else active.name
                 known = self.jobs.write(JobRecord(job_id, "", self._clock(), before=before))
             elif not known.over:
-                self._taken_back = job_id
+                self.jobs.ask_back(known)
         self._wake.set()
         return known
 
@@ -231,7 +231,7 @@ class Deployer:
         """Raises _Ended, _Closing."""
         if self._stop.is_set():
             raise _Closing
-        if self._taken_back == job.id:
+        if self.jobs.asked_back(job):
             raise _Ended("CANCELED", "CANCELED", "taken back by a command before it was active")
         waited = self._clock() - job.created
         if waited > self._limits.timeout_s:
@@ -264,7 +264,7 @@ class Deployer:
                         job.url,
                         self._file(job),
                         lambda done, total: self._tell(job, done / max(1, total)),
-                        lambda: self._stop.is_set() or self._taken_back == job.id,
+                        lambda: self._stop.is_set() or self.jobs.asked_back(job),
                     )
                     break
                 except fetch.Stopped:
@@ -377,11 +377,13 @@ class Deployer:
         self.jobs.change(job, "TRIAL")
 
     def _trial(self, job: JobRecord) -> None:
-        wanted = self._limits.trial_parts
+        wanted, active = self._limits.trial_parts, self._store.active
         with self._watching("TRIAL"):
             while True:
                 fault = trial_fault(job, self._limits)
-                if self._taken_back == job.id:
+                if active is None or active.name != job.bundle:  # by hand, while the station stood
+                    fault = "another bundle was made the active one"
+                elif self.jobs.asked_back(job):
                     fault = "taken back by a command"
                 if fault is not None:
                     self._finish(job, "ROLLED_BACK", "TRIAL_FAILED", fault)
@@ -424,8 +426,7 @@ class Deployer:
 
     def _take_back(self, job: JobRecord) -> None:
         """The bundle before is active again: on disk, then in the station."""
-        active = self._store.active
-        if not job.before or active is None or active.name == job.before:
+        if not _may_go_back(job, self._store.active):
             return
         before = self._store.activate(job.before, self._trust, good=True)
         if self._host.inspector().model.manifest.sha256 == before.manifest.sha256:
@@ -544,13 +545,19 @@ def failed_start(root: Path, trust: Trust, error: StationError) -> str | None:
 def _taken_back(
     store: BundleStore, jobs: Jobs, job: JobRecord, trust: Trust, why: str
 ) -> str | None:
-    active = store.active
-    if not job.before or active is None or active.name == job.before:
+    if not _may_go_back(job, store.active):
         return None
     store.activate(job.before, trust, good=True)
     detail = " ".join(why.split())[:1000]
     jobs.change(job, "ROLLED_BACK", code="TRIAL_FAILED", detail=detail)
     return f"bundle {job.bundle} was taken back: {why}"
+
+
+def _may_go_back(job: JobRecord, active: Version | None) -> bool:
+    """Whether its bundle is the active one. Another one that a person made active stays."""
+    if active is None or job.before in ("", job.bundle):
+        return False
+    return active.name == job.bundle
 
 
 def _counted(job: JobRecord, verdict: Verdict, limits: ReleaseConfig) -> Tally:

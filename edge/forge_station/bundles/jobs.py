@@ -162,15 +162,33 @@ class Jobs:
         self.told(job)
         return job
 
+    def ask_back(self, job: JobRecord) -> None:
+        """Note that a deployment is to be taken back; beside its record, which whoever carries it
+        out may be writing just now. On disk when it returns. Raises BundleError."""
+        try:
+            state_file.write(self._back_path(job.id), {"id": job.id})
+        except OSError as error:
+            raise BundleError(
+                "the deployment cannot be noted", which=self.folder, got=error.strerror
+            ) from error
+
+    def asked_back(self, job: JobRecord) -> bool:
+        """Whether it is to be taken back."""
+        return self._back_path(job.id).exists()
+
     def prune(self) -> None:
         """Forget the oldest that are over."""
         over = [job for job in self.all() if job.over]
         for job in over[:-KEPT]:
             self._path(job.id).unlink(missing_ok=True)
+            self._back_path(job.id).unlink(missing_ok=True)
 
     def _path(self, job_id: str) -> Path:
         """An id may hold what no file name on every system does; its digest may not."""
         return self.folder / f"{hashlib.sha256(job_id.encode()).hexdigest()[:24]}.json"
+
+    def _back_path(self, job_id: str) -> Path:
+        return self._path(job_id).with_suffix(".back")
 
     def _read(self, path: Path) -> JobRecord | None:
         facts: Mapping[str, Any] = state_file.read(path)
