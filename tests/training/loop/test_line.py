@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="training needs the extra training")
@@ -21,7 +22,9 @@ from forge_station.bundles.trust import Trust
 from forge_station.vlm.bundle_files import verify_folder
 from tests.training.nano.tiny_pools import write_pools
 from training import cases, line
-from training.loop import practice, recipe, state
+from training.data import shards
+from training.evaluation.rows import read_rows
+from training.loop import folds, labelled, practice, recipe, state
 from training.loop.error import LineError
 from training.loop.steps import Loop
 
@@ -39,7 +42,13 @@ data: [pools]
 sft: {{steps: {STEPS}, batch: 1, surface: 1.0, labelled: 0.5, validate: 2, state_minutes: 0}}
 grpo: {{prompts: 2, batch: 2, group: 2, validate: 2, alarm_gate: 1.0}}
 parts: {{cases: cases, hold: 0.0}}
+calibrate: {{folds: 2}}
 """
+FOLDS = ["fold-1", "fold-2"]
+STEP_NAMES = [*line.NAMES[:8], *FOLDS, *line.NAMES[8:]]
+
+
+pytestmark = pytest.mark.timeout(300)
 
 
 class Tiny:
@@ -77,16 +86,15 @@ def tiny(tmp_path_factory, repository) -> Tiny:
     return Tiny(tmp_path_factory.mktemp("line"), repository)
 
 
-@pytest.fixture(scope="module")
-def killed(tiny: Tiny, repository) -> dict[str, Any]:
-    """What SIGKILL in the middle of the fine-tuning leaves."""
+def killed_in(tiny: Tiny, repository: Path, where: str) -> dict[str, Any]:
+    """What SIGKILL in the middle of a training leaves: the state of the run."""
     paths = os.pathsep.join([str(repository / "edge"), str(repository)])
     command = [sys.executable, "-m", "training.line", *tiny.words()]
     with (tiny.folder / "killed.log").open("w") as log:
         run = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, stderr=log)
         try:
             until = time.monotonic() + 300
-            while not (tiny.out / "sft" / "state.pt").exists():
+            while not (tiny.out / where / "state.pt").exists():
                 assert run.poll() is None, (tiny.folder / "killed.log").read_text()
                 assert time.monotonic() < until
                 time.sleep(0.01)
@@ -97,14 +105,69 @@ def killed(tiny: Tiny, repository) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def finished(tiny: Tiny, killed) -> dict[str, Any]:
+def killed(tiny: Tiny, repository) -> dict[str, Any]:
+    """Killed in the fine-tuning."""
+    return killed_in(tiny, repository, "sft")
+
+
+@pytest.fixture(scope="module")
+def killed_again(tiny: Tiny, repository, killed) -> dict[str, Any]:
+    """The same command again, killed in the training of a fold."""
+    return killed_in(tiny, repository, "fold-1/sft")
+
+
+@pytest.fixture(scope="module")
+def finished(tiny: Tiny, killed_again) -> dict[str, Any]:
     """The same command again, to the end; its last line."""
     return line.run(line.build_parser().parse_args(tiny.words()))
 
 
 def test_a_kill_leaves_the_steps_before_and_the_training_that_was_begun(tiny, killed):
     assert set(killed["steps"]) == {"labels", "synth"} and set(killed["begun"]) == {"sft"}
-    assert not (tiny.out / "sft" / "training_card.json").exists()
+    assert list(killed["begun"]) == ["sft"]
+
+
+def test_a_kill_in_a_fold_leaves_the_steps_before(tiny, killed_again):
+    assert set(killed_again["steps"]) == set(line.NAMES[:8])
+    assert set(killed_again["begun"]) == {"fold-1"}
+    assert not (tiny.out / "fold-1" / folds.ROWS).exists()
+
+
+def test_the_training_of_a_fold_goes_on_where_it_was_killed(tiny, finished):
+    for fold in FOLDS:
+        curve = (tiny.out / fold / "sft" / "curve.jsonl").read_text().splitlines()
+        steps = [json.loads(row)["step"] for row in curve]
+        assert steps[0] == 1 and steps[-1] == STEPS and len(steps) <= STEPS + 1
+
+
+def test_a_fold_judges_each_of_its_parts_and_trains_on_none_of_them(tiny, finished):
+    def pictures(folder: Path) -> set[bytes]:
+        pools = [(folder / "labels" / name) for name in (labelled.POOL, labelled.CLASSES)]
+        return {
+            image.tobytes()
+            for pool in pools
+            if pool.is_dir()
+            for image in np.asarray(shards.images_of(pool, 0))
+        }
+
+    taught = [pictures(tiny.out / fold) for fold in FOLDS]
+    assert all(taught) and not taught[0] & taught[1]
+    assert taught[0] | taught[1] == pictures(tiny.out)
+    judged = [read_rows(tiny.out / fold / folds.ROWS) for fold in FOLDS]
+    assert sorted(row.part for rows in judged for row in rows) == sorted(
+        one.part for one in tiny.loop().told().told
+    )
+    for number, rows in enumerate(judged, 1):
+        trained = {one.part for one in folds.of(tiny.loop(), number).learned(tiny.loop().told())}
+        assert trained and not trained & {row.part for row in rows}
+
+
+def test_too_few_labelled_parts_leave_the_recipe_s_limits_and_say_why(tiny, finished):
+    notes = state.read(tiny.out).steps["calibrate"].notes
+    assert "as the recipe has them" in notes["limits"] and "too few" in notes["limits"]
+    manifest = json.loads((tiny.out / "bundle" / "manifest.json").read_text())
+    draft = json.loads((tiny.out / "draft" / "manifest.json").read_text())
+    assert manifest["thresholds"] == draft["thresholds"]
 
 
 def test_the_same_command_goes_on_to_a_signed_bundle_that_was_tried(tiny, finished):
@@ -128,7 +191,7 @@ def test_nothing_is_made_twice(tiny, finished, capsys):
     before = (tiny.out / state.FILE).read_bytes()
     assert line.main(tiny.words()) == 0
     told = capsys.readouterr()
-    assert told.err.count("done before") == len(line.NAMES)
+    assert told.err.count("done before") == len(STEP_NAMES)
     assert json.loads(told.out.splitlines()[-1]) == finished
     assert (tiny.out / state.FILE).read_bytes() == before
 
@@ -138,7 +201,7 @@ def test_what_changed_and_what_depends_on_it_is_made_again(tiny, finished, monke
     more = tmp_path / "labels.jsonl"
     more.write_text(tiny.labels.read_text() + "\n")
     changed = tiny.to_do(labels=(more,))
-    assert changed["labels"] == "its inputs changed" and list(changed)[1:] == list(line.NAMES)[1:]
+    assert changed["labels"] == "its inputs changed" and list(changed) == STEP_NAMES
     assert list(tiny.to_do(release=2)) == [
         "export", "verify", "certify", "sign", "selftest",
     ]  # fmt: skip
@@ -163,6 +226,11 @@ def test_the_plan_is_shown_and_nothing_done(tiny, finished, capsys):
     told = capsys.readouterr().out
     assert json.loads(told.splitlines()[-1])["to_do"] == list(line.NAMES[9:])
     assert "not done yet" in told and (tiny.out / state.FILE).read_bytes() == before
+    assert line.main(tiny.words("--dry-run", "--from", "fold-2")) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["to_do"] == ["fold-2", *line.NAMES[8:]]
+    assert line.main(tiny.words("--from", "fold-3")) == 1
+    assert "no such step" in capsys.readouterr().err
 
 
 def test_a_damaged_state_stops_the_run(tiny, finished, tmp_path, capsys):
