@@ -146,8 +146,10 @@ def test_the_wheel_alone_checks_itself_inspects_a_recorded_scan_and_replays_it(i
     lines = {item["topic"]: item for item in json.loads(doctor.stdout)["lines"]}
     assert lines["bundle"]["level"] == lines["provider"]["level"] == "pass", doctor.stdout
     bundle, key = file.with_name("bundle"), file.with_name("certificate_key.pem")
-    verified = station(installed, tmp_path, "bundle", "verify", str(bundle), "--public", str(key))
-    assert verified.returncode == 0, verified.stderr
+    verify = ["bundle", "verify", str(bundle), "--public", str(key), "--self-test"]
+    verified = station(installed, tmp_path, *verify)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert "golden parts, 0 differences" in verified.stdout
 
     inspected = station(installed, tmp_path, "demo", "--parts", "1")
     assert inspected.returncode == 0, inspected.stderr
