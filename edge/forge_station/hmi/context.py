@@ -7,6 +7,7 @@ POST, and writes the audit before it acts: `context.note(request, "review.label"
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -29,6 +30,8 @@ from forge_station.hmi.users import Role, User, Users
 COOKIE = "forge_hmi"
 MOST_BYTES = 64 << 10
 """Of a request's body."""
+BODY_S = 10.0
+"""In which it must come."""
 VIEWER = User("", Role.VIEWER)
 
 
@@ -104,11 +107,10 @@ def refusal(status: int, code: str, text: str = "", **more: Any) -> Response:
 
 async def body_of(request: Request) -> dict[str, object]:
     """The JSON object of a POST; {} without one. Raises StationError for anything else."""
-    content = b""
-    async for chunk in request.stream():
-        content += chunk
-        if len(content) > MOST_BYTES:
-            raise StationError("request too large", expected=f"{MOST_BYTES} bytes at most")
+    try:
+        content = await asyncio.wait_for(_content_of(request), BODY_S)
+    except asyncio.TimeoutError:
+        raise StationError("request too slow", expected=f"its end in {BODY_S:g} s") from None
     try:
         found = json.loads(content or b"{}")
         json.dumps(found, ensure_ascii=False).encode()  # no half characters: no file takes them
@@ -117,6 +119,15 @@ async def body_of(request: Request) -> dict[str, object]:
     if not isinstance(found, dict):
         raise StationError("request not understood", expected="a JSON object")
     return found
+
+
+async def _content_of(request: Request) -> bytes:
+    content = b""
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > MOST_BYTES:
+            raise StationError("request too large", expected=f"{MOST_BYTES} bytes at most")
+    return content
 
 
 __all__ = ["COOKIE", "VIEWER", "Context", "body_of", "folder_of", "refusal"]
