@@ -130,6 +130,8 @@ def build_parser() -> argparse.ArgumentParser:
         "and repeats reported. It may run on any machine that has the station file and what that "
         "names (line file, public keys). A broker with access rules gives nothing to who listens "
         "as the station itself, and says no word about it: name a certificate of your own.",
+        epilog="exit codes: 0; 1 with --count and --idle when fewer verdicts came; 64 wrong usage, "
+        "or the broker cannot be used",
     )
     _station_argument(command)
     party.add_arguments(command)
@@ -324,8 +326,7 @@ def _listen(args: argparse.Namespace) -> int:
             mqtt, args.receipts, file, sys.stdout,
             as_json=args.json, count=args.count, idle_s=args.idle,
         )  # fmt: skip
-    listen.run(mqtt, sys.stdout, as_json=args.json, count=args.count, idle_s=args.idle)
-    return 0
+    return listen.run(mqtt, sys.stdout, as_json=args.json, count=args.count, idle_s=args.idle)
 
 
 def _station_argument(command: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from forge_station.errors import LinkError
-from forge_station.mes import listen, payloads
+from forge_station.mes import consumer, listen, payloads
 from forge_station.mes.broker import EmbeddedBroker
 from forge_station.mes.listen import Listener
 from forge_station.mes.outbox import Outbox
@@ -339,8 +339,27 @@ def test_listen_command_prints_json_and_ends_after_the_count(
         put_verdict(outbox, config, verdict(result_id="r-1").to_dict())
         out = io.StringIO()
         with Publisher(outbox, config, timing=QUICK):
-            assert listen.run(config, out, as_json=True, count=1, idle_s=5.0) == 1
+            assert listen.run(config, out, as_json=True, count=1, idle_s=5.0) == 0
     assert json.loads(out.getvalue())["resultId"] == "r-1"
+
+
+@needs_mosquitto
+def test_listen_command_says_when_fewer_came_than_were_asked_for(
+    tmp_path: Path, outbox: Outbox, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Mosquitto(tmp_path) as broker:
+        config = MqttConfig(port=broker.port)
+        put_verdict(outbox, config, verdict(result_id="r-1").to_dict())
+        with Publisher(outbox, config, timing=QUICK):
+            out = io.StringIO()
+            assert listen.run(config, out, as_json=True, count=2, idle_s=1.0) == 1
+            assert json.loads(out.getvalue())["resultId"] == "r-1"
+            assert "1 of 2 verdicts came" in capsys.readouterr().err
+            mark = tmp_path / "shop.json"
+            assert consumer.run(config, "shop", mark, out, count=2, idle_s=1.0) == 1
+            assert "1 of 2 verdicts came" in capsys.readouterr().err
+            assert listen.run(config, out, idle_s=0.3) == 0  # no number was asked for
+    assert capsys.readouterr().err == ""
 
 
 @needs_mosquitto

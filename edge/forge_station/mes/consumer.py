@@ -30,7 +30,7 @@ from typing import Any, TextIO
 from forge_station.contract.error import ContractError
 from forge_station.errors import LinkError
 from forge_station.mes import payloads, schema, state_file
-from forge_station.mes.listen import Listener, Received, line_of
+from forge_station.mes.listen import Listener, Received, ended, line_of
 from forge_station.mes.stamp import utc_now
 from forge_station.mes.topics import MqttConfig, topic_of
 from forge_station.mes.watermark import Watermark
@@ -337,7 +337,7 @@ def run(
     count: int | None = None,
     idle_s: float | None = None,
 ) -> int:
-    """`forge-station listen --receipts NAME`: print every event once; exit code 0.
+    """`forge-station listen --receipts NAME`: print every event once; exit code as of `listen`.
 
     Ends after `count` verdicts, or when nothing came for `idle_s`; then says on stderr how it went.
     """
@@ -359,7 +359,7 @@ def run(
         f" {figures.gone} not held by the station any more; {watermark}",
         file=sys.stderr,
     )
-    return 0
+    return ended(verdicts, count)
 
 
 def _line(delivery: Delivery) -> str:

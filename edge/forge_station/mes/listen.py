@@ -9,6 +9,7 @@ import contextlib
 import json
 import queue
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ from forge_station.mes.topics import (
 )
 from forge_station.mes.tracking import Observation, Tracker
 
+FEWER = 1
+"""Exit code of a listener that did not get as many verdicts as it was asked to wait for."""
 _FOR_PROGRAMS = ("schema", "source", "time", "schemas", "type", "bootId")
 
 
@@ -276,9 +279,10 @@ def run(
     count: int | None = None,
     idle_s: float | None = None,
 ) -> int:
-    """Print messages until `count` verdicts came or nothing came for `idle_s`; the verdict count.
+    """`forge-station listen`: print messages until `count` verdicts came, or nothing for `idle_s`.
 
-    `as_json` prints the raw bodies, one a line, repeats included, nothing else.
+    `as_json` prints the raw bodies, one a line, repeats included, nothing else. The exit code, see
+    `ended`.
     """
     verdicts = 0
     with Listener(config, repeats=as_json, statuses=not as_json) as listener:
@@ -291,7 +295,15 @@ def run(
             text = received.body.decode(errors="replace") if as_json else line_of(received)
             print(text, file=out, flush=True)
             verdicts += received.kind == "verdict" and received.fault is None
-    return verdicts
+    return ended(verdicts, count)
+
+
+def ended(verdicts: int, count: int | None) -> int:
+    """The exit code of a listener: 0; 1, and a line on stderr, when fewer than asked for came."""
+    if count is None or verdicts >= count:
+        return 0
+    print(f"forge-station: {verdicts} of {count} verdicts came", file=sys.stderr)
+    return FEWER
 
 
 def _flow_lines(received: Received, time_of_day: str) -> list[str]:
