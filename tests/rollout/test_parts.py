@@ -458,6 +458,15 @@ def test_what_is_no_signature_is_passed_over(tmp_path: Path, sig: object) -> Non
     assert not found or found["t.s1"].forged
 
 
+def test_a_report_beside_that_of_its_deployment_replaces_nothing(tmp_path: Path) -> None:
+    job = signed_report(tmp_path, KEY)
+    for name in ("a", "z"):
+        place = stick.place_of(tmp_path, name)
+        place.mkdir()
+        stick.write_report(place, replace(job, state="FAILED"))
+    assert stick.read_reports(tmp_path, PUBLIC)["t.s1"].message["state"] == "SUCCEEDED"
+
+
 def test_a_key_that_the_plan_does_not_name_proves_nothing(tmp_path: Path) -> None:
     signed_report(tmp_path, KEY)
     found = stick.read_reports(tmp_path, None)["t.s1"]

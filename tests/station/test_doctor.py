@@ -267,6 +267,10 @@ def test_a_password_that_others_can_read_is_told(config: StationConfig, tmp_path
     file.chmod(0o600)
     (line,) = station.secret_files(replace(config, mqtt=mqtt))
     assert line.level == "pass"
+    file.chmod(0o640)
+    release = replace(config.release, report_key=file)
+    (line,) = station.secret_files(replace(config, release=release))
+    assert line.level == "warn", "the station's own private key"
 
 
 def test_a_simulated_or_replayed_scanner_is_not_a_line(

@@ -177,10 +177,8 @@ class Runner:
                 return None, report.doubt
             if self._folder.asked(UNSIGNED + item.name) is None:
                 return None, f"{report.doubt} (rollout resume --unsigned {item.name})"
-        if (
-            message is not None
-            and message.get("sha256", item.release.sha256) != item.release.sha256
-        ):
+        ordered = item.release.sha256
+        if message is not None and message.get("sha256", ordered) != ordered:
             return None, "it is about another bundle"
         return message, ""
 

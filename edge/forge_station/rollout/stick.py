@@ -104,6 +104,8 @@ def read_reports(folder: Path, key: PublicKey | None) -> dict[str, Report]:
             doubt, forged = _doubt(content, key)
             message = {name: value for name, value in content.items() if name != "sig"}
             schema.require({"time": utc_now(), **message, **_ENVELOPE}, stamped=False)
+            if path.parent != place_of(folder, message["jobId"]):
+                raise ValueError(f"it is of {message['jobId']}, and belongs to that one")
             found[message["jobId"]] = Report(message, doubt, forged)
         except (OSError, ValueError, TypeError, RecursionError, ContractError) as error:
             log.error("%s cannot be read: %s", path, error)
