@@ -118,8 +118,8 @@ def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
             )  # fmt: skip
             action.add_argument(
                 "--unsigned", action="append", default=[], metavar="STATION",
-                help="count the report on this station's stick though it is not signed with the "
-                "key that the plan names; may be repeated",
+                help="count the report on this station's stick though nobody signed it; may be "
+                "repeated. One with a wrong signature never counts",
             )  # fmt: skip
         if name == "approve":
             action.add_argument("group", metavar="GROUP", help="that is done and good enough")
