@@ -249,6 +249,23 @@ def test_an_abort_in_between_leaves_nothing_under_way(tmp_path: Path) -> None:
         assert [item.running for item in stations.values()] == [OLD] * 3, at
 
 
+def test_a_station_that_was_never_ordered_is_back_however_late_it_is_looked_at(
+    tmp_path: Path,
+) -> None:
+    class Away(Scripted):
+        def look(self) -> Seen:
+            return Seen(False)
+
+    changes = {**THREE, "stations": [{"name": "s1"}], "groups": [{"name": "all", "share": 1}]}
+    plan = plan_file(tmp_path, **{**changes, "gates": {"timeout_s": 1}})
+    folder = Folder(tmp_path / "r")
+    begun(folder, plan)
+    slow = Clock()
+    found = run(folder, plan, {"s1": Away()}, lambda: slow() + 5 * (slow.now - 1e9))
+    item = found.record.station("s1")
+    assert (item.step, item.code, item.failed) == ("BACK", "TOO_LATE", True)
+
+
 def test_a_station_that_somebody_gives_another_bundle_counts_as_failed(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, **{**THREE, "gates": {"wait_s": 30}})
     folder = Folder(tmp_path / "r")

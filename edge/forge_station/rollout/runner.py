@@ -367,6 +367,8 @@ class Runner:
             state == "SUCCEEDED" and back is None and seen.running not in ("", item.release.sha256)
         ):
             self._went_back(item, True, "it runs another bundle, which was left alone")
+        elif message is None and not (item.taken or item.sent or self._is_stick(item)):
+            self._went_back(item, True, "the order was never sent")
         elif now - item.begun > self._gates(item).timeout_s:
             self._went_back(item, False, "it did not answer in time; look at the station")
         elif message is None and not item.taken:
@@ -387,8 +389,6 @@ class Runner:
             if not answer.later:
                 self._went_back(item, answer.taken, answer.detail)
             self.waits_for = f"the stick of {item.name}"
-        elif not item.sent:
-            self._went_back(item, True, "the order was never sent")
         elif seen.online and now - item.sent > TAKEN_WITHIN_S:
             self._went_back(item, True, "the order was never taken")
 
