@@ -49,7 +49,7 @@ EVIDENCE_GB = 0.05
 """Small quotas, so that a run reaches them and shows what happens there."""
 WAL_MB = 8
 """The write-ahead log beside the outbox, at most."""
-RSS_PCT_PER_H = 0.1
+OWN_PCT_PER_H = 0.1
 BLOCKS = 12
 T_95 = 2.228
 """Student's t, two-sided 95 %, BLOCKS - 2 degrees of freedom."""
@@ -63,6 +63,9 @@ class Sample:
     seconds: float
     parts: int
     rss_mb: float
+    own_mb: float
+    """Resident memory that the process made itself (RssAnon). The rest are pages of files, of
+    libraries and of the model, which the kernel takes away and reads again as others need memory."""
     descriptors: int
     threads: int
     outbox_mb: float
@@ -126,9 +129,9 @@ def faults(samples: Sequence[Sample], found: Found, rate: float, warm_up_s: floa
     reached = (samples[-1].parts - samples[0].parts) / spent_s if spent_s else 0.0
     if reached < rate:
         told.append(f"{reached:.2f} parts a second, at least {rate:g} wanted")
-    grown = slope([s.seconds for s in late], [s.rss_mb for s in late])
-    if grown.pct_per_h > RSS_PCT_PER_H and grown.pct_per_h > grown.half:
-        told.append(f"memory grows {grown.pct_per_h:.2f} %/h, at most {RSS_PCT_PER_H} allowed")
+    grown = slope([s.seconds for s in late], [s.own_mb for s in late])
+    if grown.pct_per_h > OWN_PCT_PER_H and grown.pct_per_h > grown.half:
+        told.append(f"memory grows {grown.pct_per_h:.2f} %/h, at most {OWN_PCT_PER_H} allowed")
     third = max(1, len(late) // 3)
     for name in ("descriptors", "threads"):
         first = np.median([getattr(sample, name) for sample in late[:third]])
@@ -188,8 +191,13 @@ def figures(
 ) -> dict[str, object]:
     """The last line of a run, and soak.json. None: the run was too short to tell."""
     late = settled(samples, warm_up_s)
-    grown = slope([s.seconds for s in late], [s.rss_mb for s in late])
-    known = math.isfinite(grown.half)
+    seconds = [s.seconds for s in late]
+    slopes = {}
+    for name in ("own", "rss"):
+        grown = slope(seconds, [getattr(s, f"{name}_mb") for s in late])
+        known = math.isfinite(grown.half)
+        slopes[f"{name}_pct_per_h"] = round(grown.pct_per_h, 3) if known else None
+        slopes[f"{name}_pct_per_h_95"] = round(grown.half, 3) if known else None
     spent_s = samples[-1].seconds - samples[0].seconds
     latency = np.percentile(found.latency_s, [50, 99]) if found.latency_s else [0.0, 0.0]
     return {
@@ -202,8 +210,7 @@ def figures(
         "refused": found.refused,
         "received": found.received,
         "latency_ms": {"p50": round(latency[0] * 1e3), "p99": round(latency[1] * 1e3)},
-        "rss_pct_per_h": round(grown.pct_per_h, 3) if known else None,
-        "rss_pct_per_h_95": round(grown.half, 3) if known else None,
+        **slopes,
         "first": asdict(late[0]) if late else None,
         "last": asdict(samples[-1]),
         "faults": list(broken),
@@ -214,7 +221,7 @@ def table(samples: Sequence[Sample], found: Found, warm_up_s: float) -> str:
     """What is sampled: first after the warm-up, last, most, and growth an hour."""
     late = settled(samples, warm_up_s) or list(samples)
     lines = [f"\n{'':<14}{'warm':>10}{'end':>10}{'most':>10}{'growth an hour, 95 %':>26}"]
-    for name in ("rss_mb", "descriptors", "threads", "outbox_mb", "evidence_mb"):
+    for name in ("own_mb", "rss_mb", "descriptors", "threads", "outbox_mb", "evidence_mb"):
         values = [float(getattr(sample, name)) for sample in late]
         grown = slope([sample.seconds for sample in late], values) if min(values) > 0 else None
         text = "-"
@@ -238,7 +245,7 @@ def plot(samples: Sequence[Sample], warm_up_s: float, path: Path) -> None:
     figure, axes = pyplot.subplots(4, 1, sharex=True, figsize=(9, 8), layout="constrained")
     minutes = [sample.seconds / 60 for sample in samples]
     shown = (
-        ("resident memory, MB", ("rss_mb",)),
+        ("memory, MB", ("own_mb", "rss_mb")),
         ("descriptors, threads", ("descriptors", "threads")),
         ("outbox, MB", ("outbox_mb",)),
         ("evidence, MB", ("evidence_mb",)),
@@ -297,7 +304,7 @@ def _run(
             told = now
             last = samples[-1]
             print(
-                f"{(now - began) / 60:6.1f} min  {found.parts:6d} parts  {last.rss_mb:.1f} MB  "
+                f"{(now - began) / 60:6.1f} min  {found.parts:6d} parts  {last.own_mb:.1f} MB  "
                 f"{last.descriptors} descriptors  {last.threads} threads",
                 flush=True,
             )
@@ -327,11 +334,18 @@ def look(pid: int, seconds: float, parts: int, station: StationConfig) -> Sample
         seconds=round(seconds, 2),
         parts=parts,
         rss_mb=round((memory_bytes(proc / "statm") or 0) / 1e6, 3),
+        own_mb=_own_mb(proc / "status"),
         descriptors=len(os.listdir(proc / "fd")),
         threads=len(os.listdir(proc / "task")),
         outbox_mb=_size_mb([outbox, outbox.with_name(f"{outbox.name}-wal")]),
         evidence_mb=_size_mb(station.evidence.folder.rglob("*")),
     )
+
+
+def _own_mb(status: Path) -> float:
+    """RssAnon of /proc/PID/status, which the kernel tells in KiB."""
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return round(int(lines["RssAnon"].split()[0]) * 1024 / 1e6, 3)
 
 
 def _size_mb(files: Iterator[Path] | Sequence[Path]) -> float:

@@ -18,7 +18,7 @@ HOUR = 3600.0
 
 def samples(count: int = 240, seconds: float = HOUR, **changes) -> list[Sample]:
     """One part a second, everything flat; a change is a function of the hour."""
-    flat = {"rss_mb": 400.0, "descriptors": 40, "threads": 12, "outbox_mb": 7.0}
+    flat = {"rss_mb": 500.0, "own_mb": 400.0, "descriptors": 40, "threads": 12, "outbox_mb": 7.0}
     found = []
     for at in np.linspace(0.0, seconds, count):
         values = {
@@ -64,7 +64,7 @@ def test_a_flat_run_keeps_all_limits():
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"rss_mb": lambda h: 400.0 + 2.0 * h}, "memory grows"),
+        ({"own_mb": lambda h: 400.0 + 2.0 * h}, "memory grows"),
         ({"descriptors": lambda h: 40 + round(6 * h)}, "descriptors grow"),
         ({"threads": lambda h: 12 + round(6 * h)}, "threads grow"),
         ({"outbox_mb": lambda h: 40.0 * h}, "the outbox took"),
@@ -75,8 +75,15 @@ def test_what_grows_is_named(changes, word):
     assert word in told
 
 
+def test_pages_of_files_that_come_and_go_are_no_growth():
+    read_again = samples(rss_mb=lambda h: 450.0 + 40.0 * h)
+    assert soak.faults(read_again, found(), 1.0, 600.0) == []
+    figures = soak.figures(read_again, found(), 600.0, [])
+    assert figures["own_pct_per_h"] == 0.0 and figures["rss_pct_per_h"] > 5
+
+
 def test_growth_while_it_warms_up_is_none():
-    risen = samples(rss_mb=lambda h: 400.0 if h > 1 / 6 else 300.0 + 600 * h)
+    risen = samples(own_mb=lambda h: 400.0 if h > 1 / 6 else 300.0 + 600 * h)
     assert soak.faults(risen, found(), 1.0, 600.0) == []
 
 
@@ -117,7 +124,10 @@ def test_a_short_run_from_end_to_end(tmp_path, mosquitto, capsys):
     ignored = ("parts a second", "grow")
     assert not [line for line in result["faults"] if not any(word in line for word in ignored)]
     assert result["parts"] == result["received"] > 0
-    assert result["last"]["rss_mb"] > 50 and result["last"]["descriptors"] > 10
+    assert (
+        result["last"]["rss_mb"] > result["last"]["own_mb"] > 50
+        and result["last"]["descriptors"] > 10
+    )
     rows = (tmp_path / "samples.csv").read_text().splitlines()
     assert rows[0].startswith("seconds,parts,rss_mb") and len(rows) > 2
     assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")
