@@ -65,7 +65,7 @@ class Sample:
     rss_mb: float
     own_mb: float
     """Resident memory that the process made itself (RssAnon). The rest are pages of files, of
-    libraries and of the model, which the kernel takes away and reads again as others need memory."""
+    libraries and of the model: the kernel takes them away and reads them again."""
     descriptors: int
     threads: int
     outbox_mb: float
