@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -29,6 +30,12 @@ SHOTS = os.environ.get("HMI_SHOTS")
 """A folder: every state is also written there as a picture, to be looked at."""
 EVENTS = int(os.environ.get("HMI_EVENTS", "1000"))
 NOT_LIVE_S = 3.5
+LEAST_SHARE = 0.40
+"""Of the screen's height, for the verdict."""
+CUT = """[...document.querySelectorAll('main *')].filter(e => !e.closest('svg') && e.clientWidth
+  && getComputedStyle(e).overflow !== 'visible'
+  && (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1))
+  .map(e => `${e.className}: ${e.textContent}`)"""
 
 
 @pytest.fixture(scope="module", params=sorted(PANELS), ids=lambda px: f"{px[0]}x{px[1]}")
@@ -149,15 +156,21 @@ def test_every_state_in_every_language(screen: Screen) -> None:
             screen.speak(language)
             screen.require_good(f"{name}-{language}")
             _require_readable(screen, chinese=language == "zh")
+            assert screen.page.evaluate(CUT) == [], f"{name}-{language}"
+            if name == "error":
+                _require_translated(screen, language)
         screen.open("pseudo")
         screen.shows(result_id)
         screen.require_good(f"{name}-pseudo")
         _require_readable(screen, chinese=False)
+    assert screen.page.locator(".asof").count() == 0
     stage.end()
     screen.page.wait_for_selector(".silent")
     for language in ("en", "de", "zh", "pseudo"):
         screen.speak(language)
         screen.page.wait_for_selector(".silent")
+        told = screen.page.locator(".alarm .asof").inner_text()  # of then, not of now
+        assert re.search(r"\d\d:\d\d:\d\d", told)
         screen.require_good(f"ended-{language}")
     assert screen.errors == []
     assert all(url.startswith(screen.url) for url in screen.asked)
@@ -182,12 +195,45 @@ def test_not_live_in_every_language(screen: Screen, monkeypatch: pytest.MonkeyPa
     assert screen.errors == []
 
 
+def _require_translated(screen: Screen, language: str) -> None:
+    """What to do in the language of the page; the station's own words are marked as English."""
+    todo = {"en": "Check the camera", "de": "Kabel und Strom", "zh": "检查相机"}[language]
+    assert screen.page.locator(".band .where").inner_text().startswith(todo)
+    assert screen.page.locator(".band .own code").inner_text() == "CAMERA_LOST"
+    assert screen.page.locator(".band .own [lang=en]").inner_text() == "the camera is gone"
+    assert screen.page.locator(".alarm .detail [lang=en]").inner_text() == "text of CAMERA_LOST"
+
+
+def test_a_lower_panel_has_no_boxes_and_nothing_is_cut_off(tmp_path: Path, browser: Any) -> None:
+    """10.1 inches, 136 mm high: what asks for an action must not be what is cut off."""
+    panel = {"panel": {"diag_in": 10.1, "px": [1280, 800]}}
+    with Stage(tmp_path / "station", panel) as stage, in_thread(stage) as url:
+        stage.status(link=False)
+        stage.alarms("LINK_DOWN")
+        shown = stage.part("UNSURE")
+        window = browser.new_context(viewport={"width": 1280, "height": 800})
+        page = window.new_page()
+        page.goto(url)
+        page.wait_for_selector(f".band[data-id='{shown}']")
+        page.wait_for_selector(".alarm.on")
+        assert page.locator(".views").count() == page.locator(".facts").count() == 0
+        for name in (".band", ".alarm", ".foot"):
+            box = page.locator(name).bounding_box()
+            assert box["y"] >= 0 and box["y"] + box["height"] <= 800, name
+        assert page.locator(".band").bounding_box()["height"] >= LEAST_SHARE * 800
+        assert page.evaluate(CUT) == []
+        if SHOTS:
+            page.screenshot(path=f"{SHOTS}/low.png")
+        window.close()
+
+
 def _require_readable(screen: Screen, *, chinese: bool) -> None:
     """Sizes on the panel, in millimetres."""
     width, height = screen.ink_mm()
-    assert (44.0 if chinese else 35.0) <= height <= 50.0
-    assert width <= screen.size_mm(".band .word")[0] + 1
-    assert screen.size_mm(".band")[1] >= 48
+    room = screen.size_mm(".band .word")
+    assert (44.0 if chinese else 35.0) <= height <= room[1] + 1
+    assert width <= room[0] + 1
+    assert screen.size_mm(".band")[1] >= LEAST_SHARE * screen.px[1] / screen.mm
     for selector in (".languages .button", ".top .who", ".tools .button"):
         assert min(screen.size_mm(selector)) >= 14.0, selector
     smallest = screen.page.evaluate(

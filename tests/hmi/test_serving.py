@@ -53,17 +53,31 @@ def test_other_machines_reach_it_over_tls(tmp_path: Path) -> None:
                 assert "secure" in answer.headers["set-cookie"].lower()
 
 
-@pytest.mark.parametrize(("inches", "told"), [(10.1, True), (12.1, False)])
-def test_a_panel_that_is_too_low_is_told(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], inches: float, told: bool
+@pytest.mark.parametrize(
+    ("inches", "px", "told"),
+    [
+        (12.1, (1280, 800), ""),
+        (10.1, (1280, 800), "136 mm high"),
+        (7.0, (1024, 600), "too small for a verdict that is read at 5 m (hmi.panel)"),
+        (9.0, (800, 600), "got 183 x 137 mm"),
+    ],
+)
+def test_a_panel_that_is_too_low_or_too_small_is_told(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    inches: float,
+    px: tuple[int, int],
+    told: str,
 ) -> None:
-    panel = {"panel": {"diag_in": inches, "px": [1280, 800]}}
+    panel = {"panel": {"diag_in": inches, "px": list(px)}}
     with socket.socket() as taken, Stage(tmp_path / "station", panel) as stage:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        cli.main(["hmi", "--station", str(stage.file), "--port", port])  # ends: it is taken
-    assert ("136 mm high" in capfd.readouterr().err) == told
+        assert cli.main(["hmi", "--station", str(stage.file), "--port", port]) == 64  # it is taken
+    said = capfd.readouterr().err
+    assert told in said and ("mm" in said) == bool(told)
+    assert ("cannot be served" in said) == (px == (1280, 800))
 
 
 def test_a_taken_port_is_one_clear_error(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:

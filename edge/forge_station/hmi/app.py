@@ -127,7 +127,7 @@ def guarded(context: Context, route: Route, role: Role) -> Route:
         except AuditError as error:
             return refusal(507, "audit", str(error))
         except StationError as error:
-            return refusal(409, "failed", str(error))
+            return refusal(409, "failed", str(error), reason=error.code)
 
     return Route(route.path, call, methods=sorted(methods), name=route.name)
 

@@ -14,7 +14,7 @@ from forge_station.config import StationConfig, load_station
 from forge_station.errors import ConfigError
 from forge_station.hmi.audit import Audit
 from forge_station.hmi.sessions import unlock
-from forge_station.hmi.settings import LOWEST_MM
+from forge_station.hmi.settings import LOWEST_MM, SMALLEST_MM, Panel
 from forge_station.hmi.users import Role, Users, UsersError, require_good
 from forge_station.mes.topics import is_loopback
 
@@ -84,15 +84,31 @@ def serve(args: argparse.Namespace) -> int:
     config = load_station(args.station)
     host, port = args.host or config.hmi.host, args.port or config.hmi.port
     _require_allowed(config, host)
-    if (height := config.hmi.panel.height_mm) < LOWEST_MM:
-        print(
-            f"forge-station: a panel {height:.0f} mm high (hmi.panel) cuts off the boxes at the "
-            f"bottom of the live screen: expected {LOWEST_MM:.0f} mm. "
-            "A larger diag_in makes all of it smaller",
-            file=sys.stderr,
-        )
+    _require_readable(config.hmi.panel)
     config = replace(config, hmi=replace(config.hmi, host=host, port=port))
     return serve_page(config)
+
+
+def _require_readable(panel: Panel) -> None:
+    """Says what a low panel does without. Raises ConfigError for one that the verdict does not fit
+    on: smaller letters would be read wrongly from where they are not meant to be read."""
+    width, height = panel.width_mm, panel.height_mm
+    if width < SMALLEST_MM[0] or height < SMALLEST_MM[1]:
+        raise ConfigError(
+            "the panel is too small for a verdict that is read at 5 m",
+            which="hmi.panel",
+            expected="{:.0f} x {:.0f} mm or larger".format(*SMALLEST_MM),
+            got=f"{width:.0f} x {height:.0f} mm",
+            action="take a larger panel; for one that is only read from nearer declare a larger "
+            "diag_in, which makes all of it smaller",
+        )
+    if height < LOWEST_MM:
+        print(
+            f"forge-station: a panel {height:.0f} mm high (hmi.panel) has no room for views, "
+            f"checks and counters: expected {LOWEST_MM:.0f} mm. It shows the verdict, the last "
+            "parts and the alarm",
+            file=sys.stderr,
+        )
 
 
 def _require_allowed(config: StationConfig, host: str) -> None:

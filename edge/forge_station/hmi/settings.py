@@ -19,7 +19,11 @@ ClockTime = Annotated[
     str, Limit(pattern=r"([01][0-9]|2[0-3]):[0-5][0-9]", meaning="a time of day like 06:00")
 ]
 LOWEST_MM = 160.0
-"""Height of the smallest panel that the live screen fits on whole: 12.1 inches, 1280x800."""
+"""Height of the smallest panel that the live screen fits on whole: 12.1 inches, 1280x800. On a
+lower one it has no boxes below the verdict."""
+SMALLEST_MM = (200.0, 122.0)
+"""Width and height of the smallest panel for the verdict in letters that are read at 5 m, the alarm
+and the buttons. On a smaller one there is no page that keeps what docs/OPERATOR.md says."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,10 @@ class Panel:
     @property
     def px_per_mm(self) -> float:
         return math.hypot(*self.px) / (self.diag_in * MM_PER_INCH)
+
+    @property
+    def width_mm(self) -> float:
+        return self.px[0] / self.px_per_mm
 
     @property
     def height_mm(self) -> float:

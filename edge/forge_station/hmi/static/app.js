@@ -1,6 +1,6 @@
 // The frame around the screens: who is there, which language, which screen, and whether it is live.
 
-import { Button, TYPING_MS, faultText, html, render, useEffect, useErrorBoundary, useRef, useState } from './ui.js';
+import { Button, Said, TYPING_MS, html, render, useEffect, useErrorBoundary, useRef, useState } from './ui.js';
 import { LANGUAGES, keepLanguage, language, translator } from './i18n.js';
 import { follow } from './stream.js';
 
@@ -140,7 +140,7 @@ function Login({ t, page, onUser, onClose }) {
     try {
       onUser(await api.post('/api/session/login', { name, pin }));
     } catch (error) {
-      setFault(faultText(t, error));
+      setFault(error);
       setPin('');
     }
   };
@@ -167,7 +167,7 @@ function Login({ t, page, onUser, onClose }) {
       <${Button} apart=${TYPING_MS} onPress=${() => digit('0')}>0<//>
       <${Button} label=${t('login')} kind="secondary go" disabled=${!name || pin.length < 6} onPress=${send}>↵<//>
     </div>
-    <p class="fault" role="alert">${fault}</p>
+    <p class="fault" role="alert"><${Said} ...${{ t, fault }} /></p>
     <${Button} onPress=${onClose}>${t('close')}<//>
   </div>`;
 }

@@ -1,6 +1,6 @@
 // How well people judge, for the lead. Nobody is named.
 
-import { Button, faultText, html, useEffect, useState } from './ui.js';
+import { Button, Said, html, useEffect, useState } from './ui.js';
 
 const percent = (t, share) => (share === null ? '–' : `${t.number(100 * share, 1)} %`);
 const rate = (t, item) => (item.of ? `${percent(t, item.share)} (${t.number(100 * item.low, 1)}–${t.number(100 * item.high, 1)} %)` : '–');
@@ -11,10 +11,10 @@ export function Figures({ api, t }) {
   const [fault, setFault] = useState('');
   useEffect(() => {
     let on = true;
-    api.get(`/api/review/figures?days=${days}`).then((data) => on && setFound(data), (error) => on && setFault(faultText(t, error)));
+    api.get(`/api/review/figures?days=${days}`).then((data) => on && setFound(data), (error) => on && setFault(error));
     return () => { on = false; };
   }, [days]);
-  if (fault) return html`<p class="fault" role="alert">${fault}</p>`;
+  if (fault) return html`<p class="fault" role="alert"><${Said} ...${{ t, fault }} /></p>`;
   if (!found) return html`<p class="note" role="status">${t('review.loading')}</p>`;
   const { pace, kappa } = found;
   const flags = [

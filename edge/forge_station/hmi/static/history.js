@@ -1,6 +1,6 @@
 // The history: parts with filters, newest first, and everything about one part.
 
-import { Button, faultText, html, useEffect, useRef, useState } from './ui.js';
+import { Button, Said, html, useEffect, useRef, useState } from './ui.js';
 import { Picture, VIEWS } from './cells.js';
 
 const ICON = { PASS: '✓', FAIL: '✕', UNSURE: '?', ERROR: '!' };
@@ -34,7 +34,7 @@ export default function History({ api, t, user }) {
     });
     const timer = setTimeout(() => api.get(`/api/history/parts?${query}`).then(
       (data) => { if (number === asked.current) { setFound(data); setFault(''); } },
-      (error) => { if (number === asked.current) setFault(faultText(t, error)); },
+      (error) => { if (number === asked.current) setFault(error); },
     ), 150);
     return () => clearTimeout(timer);
   }, [filter, after]);
@@ -65,7 +65,7 @@ export default function History({ api, t, user }) {
       <label>${t('history.since')}<input type="datetime-local" value=${filter.since} onChange=${(e) => set({ since: e.target.value })} /></label>
       <label>${t('history.until')}<input type="datetime-local" value=${filter.until} onChange=${(e) => set({ until: e.target.value })} /></label>
     </div>
-    <p class="fault" role="alert">${fault}</p>
+    <p class="fault" role="alert"><${Said} ...${{ t, fault }} /></p>
     <div class="rows" tabindex="0" role="region" aria-label=${t('screen.history')}>
       <table><thead><tr>${['time', 'outcome', 'product', 'serial', 'reason', 'mark'].map((name) => html`<th scope="col" key=${name}>${t(`history.${name}`)}</th>`)}</tr></thead>
       <tbody>${(found?.parts ?? []).map((row) => html`<tr key=${row.result_id} onClick=${() => setOpen(row.result_id)}>
@@ -90,7 +90,7 @@ function Part({ api, t, user, id, back, onMark }) {
   const [grid, setGrid] = useState(true);
   const [fault, setFault] = useState('');
   const [done, setDone] = useState('');
-  const failed = (error) => setFault(faultText(t, error));
+  const failed = (error) => setFault(error);
   useEffect(() => {
     api.get(`/api/history/part/${id}`).then((data) => {
       setPart(data);
@@ -119,7 +119,7 @@ function Part({ api, t, user, id, back, onMark }) {
     } catch (error) { failed(error); }
   };
   if (!part) {
-    return html`<div class="history"><p class="fault" role="alert">${fault}</p>
+    return html`<div class="history"><p class="fault" role="alert"><${Said} ...${{ t, fault }} /></p>
       <p class="note" role="status">${fault ? '' : t('review.loading')}</p><${Button} onPress=${back}>${t('history.back')}<//></div>`;
   }
   const { verdict } = part;
@@ -131,7 +131,7 @@ function Part({ api, t, user, id, back, onMark }) {
       <span class=${`tag big ${part.outcome.toLowerCase()}`}><span class="icon" aria-hidden="true">${ICON[part.outcome]}</span> ${t(`outcome.${part.outcome}`)}</span>
       <strong class="serial"><bdi>${part.serial}</bdi></strong><span>${part.product}</span><span>${when(t, part.time)}</span>
     </div>
-    <p class="fault" role="alert">${fault}</p>
+    <p class="fault" role="alert"><${Said} ...${{ t, fault }} /></p>
     <div class="seen">
       ${part.parts.length > 1 && html`<div class="choose" role="group" aria-label=${t('history.marks')}>
         ${part.parts.map((item) => html`<${Button} key=${item.mark} aria-pressed=${item.mark === mark ? 'true' : 'false'} onPress=${() => setMark(item.mark)}>${item.mark}<//>`)}</div>`}
@@ -148,7 +148,7 @@ function Part({ api, t, user, id, back, onMark }) {
     </div>
     <div class="known" tabindex="0" role="region" aria-label=${t('history.facts')}>
       <h2>${t('history.reason')}</h2>
-      <ul>${verdict.reasons.length ? verdict.reasons.map((item, n) => html`<li key=${n}>${item.mark ? `${item.mark}: ` : ''}${reason(t, item.code)} <small>${item.text}</small></li>`) : html`<li>–</li>`}</ul>
+      <ul>${verdict.reasons.length ? verdict.reasons.map((item, n) => html`<li key=${n}>${item.mark ? `${item.mark}: ` : ''}${reason(t, item.code)}${t.has(`reason.${item.code}.do`) ? `. ${t(`reason.${item.code}.do`)}` : ''} <small lang="en">${item.code} · ${item.text}</small></li>`) : html`<li>–</li>`}</ul>
       <h2>${t('history.readings')}</h2>
       <table><tbody>${verdict.parts.map((item) => {
         const surface = verdict.surface.find((one) => one.mark === item.mark);

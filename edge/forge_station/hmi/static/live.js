@@ -1,11 +1,12 @@
 // The live screen: the last part, why, what it looked like, and how the shift goes.
 
-import { Button, HoldButton, faultText, html, useEffect, useMemo, useState } from './ui.js';
+import { Button, HoldButton, Said, html, useEffect, useLayoutEffect, useMemo, useState } from './ui.js';
 import { Lamp, OUTCOMES, Shape } from './shapes.js';
 
 const CAP_MM = 35.5;  // height of a capital letter of the verdict: read at 5 m
 const GLYPH_MM = 45;  // of a Chinese one, whose strokes are denser
-const WORD_MM = 46;
+const WORD_MM = 46;  // of the place that such a word needs; where there is more, all of it grows
+const LOW_MM = 160;  // a page that is lower shows no boxes below the verdict, see docs/OPERATOR.md
 const SPACING = 0.03;  // between letters, of the font's size
 const SILENT_S = 15;
 const HIGH = 800;
@@ -15,24 +16,46 @@ const CHECKS = ['scan', 'workpiece', 'surface', 'assembly', 'certificate'];
 export default function Live(props) {
   const { t, state, page } = props;
   const part = state?.parts[0];
+  const low = useLow();
+  const known = !isSilent(state);
   return html`
     <${Band} ...${{ t, state, part }} />
     <${Strip} ...${{ t, parts: state?.parts ?? [] }} />
-    <${Views} ...${{ t, part, marks: part && state.pictures[part.id] }} />
+    ${!low && html`<${Views} ...${{ t, part, marks: part && state.pictures[part.id] }} />
     <div class="facts">
-      <div class="column left">
+      <div class="column">
         <${Checks} ...${{ t, part }} />
-        <${Margin} ...${{ t, part }} />
         <${Times} ...${{ t, shift: state?.shift, takt: page.takt_s }} />
       </div>
-      <div class="column right">
+      <div class="column">
         <${Counts} ...${{ t, shift: state?.shift }} />
+        <${Margin} ...${{ t, part }} />
+      </div>
+      <div class="column">
         <${Pareto} ...${{ t, shift: state?.shift }} />
         <${Rates} ...${{ t, shift: state?.shift }} />
       </div>
-    </div>
-    <${Alarm} ...${props} />
-    <${Foot} ...${{ t, station: state?.station, known: !isSilent(state) }} />`;
+    </div>`}
+    <${Alarm} ...${{ ...props, known }} />
+    <${Foot} ...${{ t, station: state?.station, known }} />`;
+}
+
+const pxPerMm = () => parseFloat(getComputedStyle(document.documentElement).getPropertyValue('--mm'));
+
+// Whether the boxes below the verdict have no room: nothing is cut off, they are not there.
+function useLow() {
+  const [low, setLow] = useState(false);
+  useLayoutEffect(() => {
+    const look = () => {
+      const found = innerHeight / pxPerMm() < LOW_MM;
+      setLow(found);
+      document.documentElement.dataset.low = found ? 'yes' : 'no';
+    };
+    look();
+    addEventListener('resize', look);
+    return () => removeEventListener('resize', look);
+  }, []);
+  return low;
 }
 
 // Whether nothing is known of the station now: it has ended, or does not say how it is.
@@ -55,34 +78,47 @@ function Band({ t, state, part }) {
     <${Shape} outcome=${part.outcome} plain />
     <${Word} t=${t} text=${t(`outcome.${part.outcome}`)} />
     <div class="why">
-      ${part.mode === 'advisory' && html`<p class="tag">${t('advisory')}</p>`}
-      ${part.simulated && html`<p class="tag">${t('simulated')}</p>`}
-      ${reason && html`<p class="reason">${t(`reason.${reason.code}`)}</p>`}
-      ${reason && html`<p class="where">${whereOf(t, part, reason) || reason.text}</p>`}
-      ${part.reasons.length > 1 && html`<p class="more">${t('reasons.more', { n: part.reasons.length - 1 })}</p>`}
-      <p class="part"><bdi>${part.serial}</bdi> · ${part.product}</p>
-      <p class="part">${t('seconds', { s: t.number(part.ms / 1000, 2) })} · #${part.n}
-        ${state.work && html` · ${t('inspecting')}`}</p>
+      <div class="matter">${reason && html`<${Why} ...${{ t, part, reason }} />`}</div>
+      <div class="whose">
+        ${part.mode === 'advisory' && html`<p class="tag">${t('advisory')}</p>`}
+        ${part.simulated && html`<p class="tag">${t('simulated')}</p>`}
+        <p><bdi>${part.serial}</bdi> · ${part.product}</p>
+        <p>${t('seconds', { s: t.number(part.ms / 1000, 2) })} · #${part.n}</p>
+        <p>${part.reasons.length > 1 ? t('reasons.more', { n: part.reasons.length - 1 }) : ''}</p>
+        <p>${state.work ? t('inspecting') : ''}</p>
+      </div>
     </div>
     <${Lamps} t=${t} outcome=${part.outcome} />${cover}
   </section>`;
 }
 
-// The word, as high as the panel's millimetres ask for; squeezed where it is too long.
+// What is the matter, where, and what to do, in the language of the page; the station's own English
+// words of a fault, with its code, for whoever is called.
+function Why({ t, part, reason }) {
+  const todo = `reason.${reason.code}.do`;
+  const where = whereOf(t, part, reason) || (t.has(todo) ? t(todo) : '');
+  const own = t.has(todo) || !where;
+  return html`<p class="reason">${t.has(`reason.${reason.code}`) ? t(`reason.${reason.code}`) : reason.code}</p>
+    <p class="where">${where}</p>
+    ${own && html`<p class="own"><code>${reason.code}</code> <span lang="en">${reason.text}</span></p>`}`;
+}
+
+// The word, as high as the panel's millimetres ask for, or higher; squeezed where it is too long.
 function Word({ t, text }) {
-  const [width, setWidth] = useState(0);
+  const [[width, height], setSize] = useState([0, 0]);
   const [box, setBox] = useState(null);
   useEffect(() => {
     if (!box) return undefined;
-    const seen = new ResizeObserver(() => setWidth(box.clientWidth));
+    const seen = new ResizeObserver(() => setSize([box.clientWidth, box.clientHeight]));
     seen.observe(box);
     return () => seen.disconnect();
   }, [box]);
-  const mm = parseFloat(getComputedStyle(document.documentElement).getPropertyValue('--mm'));
+  const mm = pxPerMm();
   const size = useMemo(() => measured(text, t.code === 'zh'), [text, t.code]);
-  const font = size.font * mm;
+  const most = Math.max(height, WORD_MM * mm);
+  const font = size.font * mm * (most / (WORD_MM * mm));
   const room = width * 0.98;
-  const base = (WORD_MM * mm + size.ascent * font - size.descent * font) / 2;
+  const base = (height + size.ascent * font - size.descent * font) / 2;
   return html`<svg class="word" ref=${setBox} role="img" aria-label=${text}>
     <text x="0" y=${base} font-size=${font} letter-spacing=${SPACING * font} textLength=${size.width * font > room && room ? room : null}
       lengthAdjust="spacingAndGlyphs">${text}</text></svg>`;
@@ -97,7 +133,7 @@ function measured(text, chinese) {
   const descent = word.actualBoundingBoxDescent / 100;
   const cap = canvas.measureText('H').actualBoundingBoxAscent / 100;
   const font = chinese ? GLYPH_MM / (ascent + descent) : CAP_MM / cap;
-  return { font, width: word.width / 100 + SPACING * text.length, ascent: chinese ? ascent : cap, descent: chinese ? descent : 0 };
+  return { font, width: word.width / 100 + SPACING * text.length, ascent, descent };
 }
 
 function Lamps({ t, outcome }) {
@@ -224,28 +260,34 @@ function Rates({ t, shift }) {
       <path d=${line(1) || 'M0 0'} fill="none" stroke="#1a1a1a" stroke-width="2.500" stroke-dasharray="2 4" vector-effect="non-scaling-stroke" stroke-linecap="round" /></svg></section>`;
 }
 
-function Alarm({ api, t, state, user, page }) {
-  const [fault, setFault] = useState('');
+// What was the matter when a station ended is said to be of then, and cannot be acknowledged.
+function Alarm({ api, t, state, user, page, known }) {
+  const [fault, setFault] = useState(null);
   const alarms = state?.alarms ?? [];
   const first = alarms.find((item) => !item.acked);
-  const stopped = state?.station?.stopped;
+  const station = state?.station;
+  const stopped = station?.stopped;
   const may = page.commands && user.role >= 1;
-  useEffect(() => setFault(''), [first?.instance_id, stopped, user.role]);
+  useEffect(() => setFault(null), [first?.instance_id, stopped, user.role]);
   const order = async (name, args) => {
-    setFault('');
-    try { await api.post(`/api/order/${name}`, args); } catch (error) { setFault(faultText(t, error)); }
+    setFault(null);
+    try { await api.post(`/api/order/${name}`, args); } catch (error) { setFault(error); }
   };
   const more = alarms.length - (first ? 1 : 0);
-  const meaning = first && (t.has(`alarm.${first.code}`) ? t(`alarm.${first.code}`) : first.text);
-  return html`<section class=${`alarm ${first ? 'on' : ''} ${first?.severity >= HIGH ? 'high' : ''}`} aria-label=${t('alarms')}>
+  const meaning = first && (t.has(`alarm.${first.code}`) ? t(`alarm.${first.code}`) : first.code);
+  const todo = first && (t.has(`alarm.${first.code}.do`) ? t(`alarm.${first.code}.do`) : meaning);
+  const nothing = known ? t('alarms.none') : '–';
+  const own = first ? first.text : stopped;
+  return html`<section class=${`alarm ${known ? '' : 'then'} ${first ? 'on' : ''} ${first?.severity >= HIGH ? 'high' : ''}`} aria-label=${t('alarms')}>
     <div class="what" role="status">
-      <p class="do">${first ? t(`alarm.${first.code}.do`) : stopped ? t('stopped', { why: stopped }) : t('alarms.none')}</p>
-      <p class="detail">${first && `${meaning} · ${t('notlive.since', { time: t.time(new Date(first.since)) })} · ${first.text}`}
-        ${more > 0 && ` ${t('alarms.more', { n: more })}`}</p>
-      ${fault && html`<p class="fault" role="alert">${fault}</p>`}
+      ${!known && html`<p class="asof">${t('alarms.then', { time: t.time(new Date(station.time)) })}</p>`}
+      <p class="do">${first ? todo : stopped ? t('stopped') : nothing}</p>
+      <p class="detail">${first && `${meaning} · ${t('notlive.since', { time: t.time(new Date(first.since)) })} · `}
+        ${own && html`<span lang="en">${own}</span>`} ${more > 0 && t('alarms.more', { n: more })}</p>
+      ${fault && html`<p class="fault" role="alert"><${Said} ...${{ t, fault }} /></p>`}
     </div>
-    ${first && may && html`<${Button} kind="primary" onPress=${() => order('ack', { instance: first.instance_id })}>${t('ack')}<//>`}
-    ${may && html`<${HoldButton} kind="primary" onPress=${() => order(stopped ? 'start' : 'stop')}>${t(stopped ? 'start' : 'stop')}<//>`}
+    ${first && may && known && html`<${Button} kind="primary" onPress=${() => order('ack', { instance: first.instance_id })}>${t('ack')}<//>`}
+    ${may && !station?.ended && html`<${HoldButton} kind="primary" onPress=${() => order(stopped ? 'start' : 'stop')}>${t(stopped ? 'start' : 'stop')}<//>`}
   </section>`;
 }
 
@@ -264,6 +306,6 @@ function Foot({ t, station, known }) {
     <${Lamp} outcome=${(known && DRIFT[level]) || null}>${level === null ? t('drift.none') : t('drift', { n: level })}<//>
     ${station && !held && html`<span class="advisory">${t('advisory')}</span>`}
     <span class="permit">${bundle ? `${bundle.name} ${bundle.version} · ${bundle.sha256.slice(0, 8)}` : ''}
-      ${held ? ` · ${t('certified', { escape: per, confidence: t.number(100 * held.confidence), until: held.expires.slice(0, 10) })}` : station ? ` · ${station.permit}` : ''}</span>
+      ${held ? ` · ${t('certified', { escape: per, confidence: t.number(100 * held.confidence), until: held.expires.slice(0, 10) })}` : station ? html` · <span lang="en">${station.permit}</span>` : ''}</span>
   </footer>`;
 }

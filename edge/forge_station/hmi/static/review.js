@@ -1,6 +1,6 @@
 // The blind review: look, answer with one tap, then cells of an NG, then what the station said.
 
-import { Button, faultText, html, useEffect, useRef, useState } from './ui.js';
+import { Button, Said, html, useEffect, useRef, useState } from './ui.js';
 import { Picture, VIEWS, toggled } from './cells.js';
 import { Figures } from './figures.js';
 
@@ -73,7 +73,7 @@ function Desk({ api, t, user, dispute, state, refresh }) {
   const sending = useRef(false);
 
   const failed = (error) => setFault(error.error === 'role' || error.error === 'token'
-    ? t('review.login') : faultText(t, error));
+    ? t('review.login') : error);
   const next = async () => {
     setAfter(null); setDraft(null); setSure(true); setClose(null); setFault(''); setLoaded(0); setLook(undefined);
     try {
@@ -150,7 +150,7 @@ function Desk({ api, t, user, dispute, state, refresh }) {
       onLoad=${() => setLoaded((n) => n + 1)} onError=${() => setFault(t('review.nopicture'))} />`}
     ${after?.cells && html`<${Painter} key=${look.look} t=${t} cells=${after.cells} onDraft=${setDraft} />`}
     ${after && !after.cells && html`<${Told} ...${{ t, after, change, busy }} />`}
-    <p class="fault" role="alert">${fault || (waiting ? t('review.waiting') : '')}</p>
+    <p class="fault" role="alert"><${Said} ...${{ t, fault: fault || (waiting ? t('review.waiting') : '') }} /></p>
     ${asked ? html`<div class="answers">
       <div class="three">${ANSWERS.map(([label, id, icon, key]) => html`<${Button} key=${id} kind=${`primary answer ${id}`}
         disabled=${!ready || busy} onPress=${() => answer(label)}><span class="icon" aria-hidden="true">${icon}</span>
@@ -171,7 +171,7 @@ function Nothing({ t, state, fault, dispute, next }) {
   return html`<div class="nothing">
     <p class="big">${t(dispute ? 'review.dispute.none' : 'review.none')}</p>
     ${!dispute && state?.rest_minutes > 0 && html`<p>${t('review.rest', { n: t.number(state.rest_minutes) })}</p>`}
-    <p class="fault" role="alert">${fault}</p>
+    <p class="fault" role="alert"><${Said} ...${{ t, fault }} /></p>
     ${mine && mine.reviews > 0 && html`<p>${t('review.mine', {
       n: t.number(mine.reviews), s: mine.median_ms === null ? '–' : t.number(mine.median_ms / 1000, 1),
       k: t.number(mine.overrides) })}</p>`}

@@ -44,8 +44,13 @@ export function HoldButton({ onPress, kind = 'secondary', disabled, children, ..
     onKeyUp=${(event) => key(event) && end()} ...${rest}>${children}</button>`;
 }
 
-// What the server said about a request that it did not carry out, in the language of the page.
-export function faultText(t, fault) {
+// What the server said about a request that it did not carry out, in the language of the page. What
+// has no text of its own there: the fault's code in that language, and the server's English words.
+export function Said({ t, fault }) {
+  if (!fault) return null;
+  if (typeof fault === 'string') return fault;
   const id = `error.${fault.error}`;
-  return fault.error === 'failed' || !t.has(id) ? fault.text || t('error.network') : t(id, fault);
+  if (fault.error !== 'failed' && t.has(id)) return t(id, fault);
+  const code = t.has(`reason.${fault.reason}.do`) ? `${t(`reason.${fault.reason}`)}. ${t(`reason.${fault.reason}.do`)} ` : '';
+  return fault.text ? html`${code}<span lang="en">${fault.text}</span>` : code || t('error.network');
 }
