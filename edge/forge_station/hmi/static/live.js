@@ -115,9 +115,9 @@ function Word({ t, text }) {
   }, [box]);
   const mm = pxPerMm();
   const size = useMemo(() => measured(text, t.code === 'zh'), [text, t.code]);
-  const most = Math.max(height, WORD_MM * mm);
-  const font = size.font * mm * (most / (WORD_MM * mm));
   const room = width * 0.98;
+  const grown = Math.max(1, Math.min(height / (WORD_MM * mm), room / (size.width * size.font * mm)));
+  const font = size.font * mm * grown;
   const base = (height + size.ascent * font - size.descent * font) / 2;
   return html`<svg class="word" ref=${setBox} role="img" aria-label=${text}>
     <text x="0" y=${base} font-size=${font} letter-spacing=${SPACING * font} textLength=${size.width * font > room && room ? room : null}
