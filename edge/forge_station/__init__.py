@@ -3,9 +3,11 @@
 It knows nothing of training (`training/`) or of model export (`export/`); they meet in files.
 """
 
+from functools import cache
 from importlib import metadata
 
 
+@cache
 def version() -> str:
     """The installed version, or "0+checkout" when it runs from a source tree not installed."""
     try:

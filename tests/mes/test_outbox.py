@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sqlite3
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from forge_station.errors import OutboxError
 from forge_station.mes.outbox import Outbox, OutboxFull, OutboxInUse
+from forge_station.mes.outbox_writer import Job
 from tests.mes.rig import wait_for
 
 TOPIC = "e/s/a/l/st/insp/v1/evt/verdict"
@@ -53,6 +55,18 @@ def test_bad_message_is_refused(outbox: Outbox, stream: str, topic: str, size: i
     with pytest.raises(OutboxError, match="cannot be stored"):
         outbox.put(stream, topic, b"x" * size)
     assert outbox.counts().pending == 0
+
+
+def test_a_stored_message_is_let_go_at_once(outbox: Outbox) -> None:
+    """Without a collection of cycles, which in a station comes after thousands of parts."""
+    gc.collect()
+    gc.disable()
+    try:
+        put(outbox, 5)
+        held = [found for found in gc.get_objects() if isinstance(found, Job)]
+        assert len(held) <= 1, "the writer knows its last one only"
+    finally:
+        gc.enable()
 
 
 def test_put_is_on_disk_when_it_returns(outbox: Outbox) -> None:

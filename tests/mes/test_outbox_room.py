@@ -251,7 +251,7 @@ def test_replay_says_what_is_not_held_any_more(tmp_path: Path) -> None:
 def _deleting(seqs: tuple[int, ...]):  # type: ignore[no-untyped-def]
     from forge_station.mes.outbox_writer import Job
 
-    def run(db: sqlite3.Connection, change: object) -> int:
+    def run(db: sqlite3.Connection, change: object, numbers: object) -> int:
         return db.execute(f"delete from outbox where seq in {seqs}").rowcount
 
     return Job(run)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _STA_UNSYNC = 0x0040
@@ -103,15 +105,24 @@ class _Timex(ctypes.Structure):
     )
 
 
+@cache
+def _adjtimex() -> Callable[..., int] | None:
+    """The function of the C library, looked up once; None where there is none."""
+    try:
+        found: Callable[..., int] = ctypes.CDLL(None, use_errno=True).adjtimex
+    except (OSError, AttributeError):
+        return None
+    return found
+
+
 def clock() -> Clock | None:
     """Ask the kernel by adjtimex(2), which changes nothing; None where it may not be asked.
 
     `synced` is set by a time daemon (chrony, ntpd, systemd-timesyncd) and lost 16 s of maximum
     error after it has gone.
     """
-    try:
-        call = ctypes.CDLL(None, use_errno=True).adjtimex
-    except (OSError, AttributeError):
+    call = _adjtimex()
+    if call is None:
         return None
     asked = _Timex()
     state = call(ctypes.byref(asked))

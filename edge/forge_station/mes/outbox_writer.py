@@ -38,8 +38,9 @@ VACUUM_PAGES = 1024
 """Free pages given back to the disk in one step, so that no put waits long for it; as many stay."""
 MAKE_ROOM_ROUNDS = 8
 
-Work = Callable[[sqlite3.Connection, Change], int]
-"""Runs inside the transaction; returns the job's result and sets what it changed."""
+Work = Callable[[sqlite3.Connection, Change, dict[str, int]], int]
+"""Runs inside the transaction; returns the job's result, sets what it changed and the numbers that
+it gave out. It knows nothing of its job: a cycle would keep every message until a collection."""
 
 
 @dataclass
@@ -280,7 +281,7 @@ class Writer:
             total.add(outbox_rows.release(db, stream, upto, now))
         for job in jobs:
             job.change, job.numbers = Change(), {}
-            job.result = job.run(db, job.change)
+            job.result = job.run(db, job.change, job.numbers)
             total.add(job.change)
         db.execute("commit")
         self._committed(jobs, marks, releases, total)
@@ -443,11 +444,11 @@ def put(
 ) -> Job:
     """The job that stores one message; its result is the seq. `refused`: among the dead letters."""
 
-    def run(db: sqlite3.Connection, change: Change) -> int:
+    def run(db: sqlite3.Connection, change: Change, numbers: dict[str, int]) -> int:
         known = outbox_rows.find(db, row_id)
         if known is not None:
             return known
-        seq, job.numbers[stream] = outbox_rows.insert(db, row_id, stream, topic, body, boot_id)
+        seq, numbers[stream] = outbox_rows.insert(db, row_id, stream, topic, body, boot_id)
         if refused is None:
             change.pending = 1
         else:
@@ -455,14 +456,13 @@ def put(
             change.dead = 1
         return seq
 
-    job = Job(run)
-    return job
+    return Job(run)
 
 
 def changing(change_rows: Callable[[sqlite3.Connection], Change]) -> Job:
     """The job that makes rows pending again; its result is their number."""
 
-    def run(db: sqlite3.Connection, change: Change) -> int:
+    def run(db: sqlite3.Connection, change: Change, _: dict[str, int]) -> int:
         done = change_rows(db)
         change.add(done)
         return done.pending
