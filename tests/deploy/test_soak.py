@@ -102,7 +102,8 @@ def test_a_verdict_that_the_mes_has_not_is_named(changes, word):
 
 def test_slow_and_failing_runs_are_named():
     broken = found()
-    broken.outcomes.update({"PASS": -2, "ERROR": 2})
+    broken.outcomes.update({"PASS": -3, "ERROR": 3})
+    broken.failed = 2
     told = soak.faults(samples(), broken, 2.0, 600.0)
     assert ["parts a second" in line for line in told] == [True, False]
     assert "2 parts ended in ERROR" in told[1]
