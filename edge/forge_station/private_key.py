@@ -55,7 +55,8 @@ def generate(private: Path, public: Path) -> PublicKey:
 def read(path: Path) -> Ed25519PrivateKey:
     """The private key in a PEM file without a passphrase. Raises ConfigError."""
     try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
+        pem = path.read_bytes()
+        key = load_pem_private_key(pem, password=None)
     except OSError as error:
         raise ConfigError(
             "the private key cannot be read",
@@ -64,8 +65,13 @@ def read(path: Path) -> Ed25519PrivateKey:
             action="make a pair: forge-station bundle keygen, or training.calibrate keygen",
         ) from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        public = b"PUBLIC KEY" in pem
         raise ConfigError(
-            "not a private key", which=path, expected="PEM, Ed25519, no passphrase", got=error
+            "not a private key",
+            which=path,
+            expected="PEM, Ed25519, no passphrase",
+            got="a public key" if public else "no such key",
+            action="name the private file of the pair, the one without .pub" if public else None,
         ) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
     KeySerializationEncryption,
     NoEncryption,
     PrivateFormat,
+    PublicFormat,
 )
 
 pytest.importorskip("rfc8785", reason="commands need the extra commands")
@@ -44,6 +45,11 @@ def pem(key: Any, encryption: KeySerializationEncryption | None = None) -> bytes
     found: bytes = key.private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, encryption or NoEncryption()
     )
+    return found
+
+
+def public(key: Any) -> bytes:
+    found: bytes = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     return found
 
 
@@ -91,6 +97,7 @@ def test_wrong_arguments_are_answered_with_the_right_ones(
     ("content", "said"),
     [
         (b"no key", "not a private key"),
+        (public(signing_rig.KEY), "got a public key. Name the private file"),
         (pem(signing_rig.KEY, BestAvailableEncryption(b"secret")), "no passphrase"),
         (pem(ec.generate_private_key(ec.SECP256R1())), "expected Ed25519"),
         (None, "cannot be read"),

@@ -73,6 +73,11 @@ class Loop:
                 "labels and the evidence they are about belong together",
                 expected="--labels and --evidence, or neither",
             )
+        for given in loop.labels:
+            if not given.is_file():
+                raise LineError("no such file", which="--labels", got=given)
+        if loop.evidence is not None and not loop.evidence.is_dir():
+            raise LineError("no such folder", which="--evidence", got=loop.evidence)
         try:
             data = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -94,7 +99,7 @@ class Loop:
         named = (found.parts.cases, found.calibrate.before)
         for name in (*found.data, *filter(None, named)):
             if not loop.path(name).is_dir():
-                raise LineError("no such folder", which=loop.path(name), got=recipe.FILE)
+                raise LineError("no such folder", which=recipe.FILE, got=loop.path(name))
         return replace(loop, products=tuple(spec.parse_line(data, str(path)).products))
 
     def path(self, name: str) -> Path:
@@ -158,7 +163,8 @@ class Loop:
                 0.6 * (0 if own.data else counts + 2 * own.synth.validation), goes_on=True,
             ),
             Step(
-                "sft", "supervised fine-tuning of the checkpoint",
+                "sft", "supervised fine-tuning of the checkpoint" if self.start is not None
+                else "training from scratch: no checkpoint was named",
                 lambda now: state.of(
                     [own.sft, own.threads, self._start_digest(), _made(now, "labels", "synth"),
                      *map(_listing, map(self.path, own.data))]

@@ -249,6 +249,8 @@ def test_a_damaged_state_stops_the_run(tiny, finished, tmp_path, capsys):
         ({"evidence": None}, "belong together"),
         ({"checkpoint": Path("/nowhere")}, "no checkpoint to start from"),
         ({"key": Path("/nowhere.pem")}, "nowhere.pem"),
+        ({"labels": (Path("/nowhere.jsonl"),)}, "--labels.*nowhere.jsonl"),
+        ({"evidence": Path("/nowhere")}, "--evidence.*nowhere"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(tiny, changed, why):
