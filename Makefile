@@ -84,6 +84,7 @@ $(EDGE)/installed: pyproject.toml
 define new_environment
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "forge-station needs Python 3.10 or later; $(PYTHON) is older (make PYTHON=...)" >&2; exit 1; }; \
+	echo "installing into $(1): some minutes, the first time only"; \
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 endef
 
