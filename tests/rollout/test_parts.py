@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import urllib.error
@@ -415,7 +416,9 @@ def test_a_report_that_is_none_is_not_taken_from_a_stick(tmp_path: Path, report:
         place = stick.place_of(tmp_path, name)
         place.mkdir()
         (place / stick.REPORT).write_text(content)
-    assert stick.read_reports(tmp_path, None) == {"good": stick.Report(good, "it is not signed")}
+    digest = hashlib.sha256(json.dumps(good).encode()).hexdigest()
+    wanted = stick.Report(good, "it is not signed", digest=digest)
+    assert stick.read_reports(tmp_path, None) == {"good": wanted}
 
 
 def signed_report(folder: Path, key: private_key.PrivateKey | None, **changes: Any) -> JobRecord:
@@ -432,6 +435,11 @@ def forge(folder: Path, **changes: Any) -> None:
     path = stick.place_of(folder, "t.s1") / stick.REPORT
     content = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+
+def digest_on(folder: Path) -> str:
+    body = (stick.place_of(folder, "t.s1") / stick.REPORT).read_bytes()
+    return hashlib.sha256(body).hexdigest()
 
 
 KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
@@ -510,19 +518,60 @@ def test_only_a_report_that_counts_ends_the_rollout(
     plan = plan_file(tmp_path, stations=stations, groups=[{"name": "all", "share": 1}], gates={})
     folder = Folder(tmp_path / "r")
     begun(folder, plan)
-    if named:
-        folder.ask(UNSIGNED + "s1", {"by": "me"})
     found = read_plan(plan)
     way = StickWay(tmp_path / "m", found.bundle_of(found.stations[0]), found.stations[0].key)
     runner = Runner(folder, found, {"s1": way}, lambda name: "", clock=Clock())
     runner.step()
     signed_report(tmp_path / "m", signer, **changes)
+    if named:
+        folder.ask(UNSIGNED + "s1", {"by": "me", "report": digest_on(tmp_path / "m")})
     for _ in range(3):
         runner.step()
     item = runner.record.station("s1")
     assert (runner.record.phase == "SUCCEEDED") == counts == (item.state == "SUCCEEDED")
     assert item.unsigned == (counts and signer is None)
     assert counts or "its report does not count" in item.detail
+
+
+def test_who_asks_for_an_unsigned_report_gets_that_one_and_none_later(tmp_path: Path) -> None:
+    """And what counted still does, in another process too."""
+    (tmp_path / "m").mkdir()
+    stations = [{"name": "s1", "stick": "m", "key": base64.b64encode(PUBLIC.raw).decode()}]
+    plan = plan_file(tmp_path, stations=stations, groups=[{"name": "all", "share": 1}], gates={})
+    folder = Folder(tmp_path / "r")
+    begun(folder, plan)
+    found = read_plan(plan)
+    way = StickWay(tmp_path / "m", found.bundle_of(found.stations[0]), found.stations[0].key)
+    news: list[str] = []
+
+    def resumed() -> StationRecord:
+        runner = Runner(
+            folder, found, {"s1": way}, lambda name: "",
+            told=lambda text, name: news.append(text), clock=Clock(),
+        )  # fmt: skip
+        for _ in range(3):
+            runner.step()
+        return runner.record.station("s1")
+
+    resumed()
+    signed_report(tmp_path / "m", None, state="SHADOW", version=5)
+    digest = digest_on(tmp_path / "m")
+    folder.ask(UNSIGNED + "s1", {"by": "me", "report": digest})
+    assert resumed().state == "SHADOW" and folder.asked(UNSIGNED + "s1") is None
+    assert news[-1] == f"SHADOW  (report {digest[:16]}... counts unsigned: me asked)"
+    assert resumed().state == "SHADOW" and "counts unsigned" in news[-1], "no news"
+    signed_report(tmp_path / "m", OTHER)
+    assert "signed with the key" in resumed().detail
+    forge(tmp_path / "m", sig=None)
+    for _ in range(2):
+        item = resumed()
+        assert (item.step, item.state) == ("UNDER_WAY", "SHADOW")
+        assert news[-1].startswith("its report does not count: it is not signed"), "each time"
+        news.clear()
+    folder.ask(UNSIGNED + "s1", {"by": "me"})
+    assert resumed().state == "SHADOW", "as an earlier version left it"
+    folder.ask(UNSIGNED + "s1", {"by": "me", "report": digest_on(tmp_path / "m")})
+    assert resumed().step == "DONE"
 
 
 @pytest.mark.parametrize("name", ["conn", "birth", "job"])

@@ -403,8 +403,26 @@ def test_a_report_that_nobody_signed_counts_only_if_asked_for_by_name(
     assert (item.step, item.state, item.detail) == ("ORDERED", "", text)
     assert rollout(plant, "resume", "--unsigned", "s2") == 64
     assert "no station by a stick" in capsys.readouterr().err
-    assert rollout(plant, "resume", "--unsigned", "s1") == 0
-    assert "SUCCEEDED (unsigned)" in capsys.readouterr().out
+    assert rollout(plant, "resume", "--no-wait") == 2
+    assert text in capsys.readouterr().out, "told again"
+    assert rollout(plant, "status") == 2
+    assert f"s1: {text}" in capsys.readouterr().out
+    report = next((plant.folder / "stick").glob("*/report.json"))
+    content = report.read_text()
+    sig = {"keyId": "0" * 16, "alg": "ed25519", "value": ""}
+    report.write_text(json.dumps({**json.loads(content), "sig": sig}))
+    assert rollout(plant, "resume", "--no-wait", "--unsigned", "s1") == 64
+    error = capsys.readouterr().err
+    assert "SUCCEEDED, sha256" in error and "it is signed with the key 0000" in error
+    assert "does not help for an altered one" in error
+    report.unlink()
+    assert rollout(plant, "resume", "--no-wait", "--unsigned", "s1") == 64
+    assert "no report" in capsys.readouterr().err
+    report.write_text(content)
+    assert rollout(plant, "resume", "--no-wait") == 2, "what was refused is not kept"
+    assert rollout(plant, "resume", "--unsigned", "s1", "--issuer", "anna") == 0
+    told = capsys.readouterr().out
+    assert "SUCCEEDED (unsigned)" in told and "counts unsigned: anna asked" in told
     assert (record(plant).station("s1").step, record(plant).station("s1").unsigned) == (
         "DONE",
         True,

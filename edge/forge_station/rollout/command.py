@@ -10,7 +10,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,7 +26,7 @@ from forge_station.private_key import PrivateKey
 from forge_station.rollout import stick
 from forge_station.rollout.plan import Group, Plan, PlanStation, read_plan
 from forge_station.rollout.record import OVER, Folder, Release, RolloutRecord, StationRecord
-from forge_station.rollout.runner import ABORT, APPROVED, PAUSE, UNSIGNED, Runner, wait_of
+from forge_station.rollout.runner import ABORT, APPROVED, PAUSE, UNSIGNED, Runner, doubt_of, wait_of
 from forge_station.rollout.serve import FileServer
 from forge_station.rollout.table import Screen, table
 from forge_station.rollout.ways import MqttWay, Seen, StickWay, Way
@@ -116,10 +116,11 @@ def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
                 "--no-wait", action="store_true",
                 help="end (exit code 2) when only a person, a stick or the clock can move it on",
             )  # fmt: skip
+        if name == "resume":
             action.add_argument(
                 "--unsigned", action="append", default=[], metavar="STATION",
-                help="count the report on this station's stick though nobody signed it; may be "
-                "repeated. One with a wrong signature never counts",
+                help="count the report that lies on this station's stick now though nobody signed "
+                "it: that one, no later one. May be repeated. An altered one never counts",
             )  # fmt: skip
         if name == "approve":
             action.add_argument("group", metavar="GROUP", help="that is done and good enough")
@@ -153,17 +154,13 @@ def _start(args: argparse.Namespace) -> int:
     folder.require_new()
     plan = read_plan(args.plan)
     private_key.read(args.key)
-    _require_sticks(plan, args.unsigned)
     folder.create(args.plan.read_bytes(), _first(plan))
-    _count_unsigned(folder, args)
     return _carry_out(folder, args)
 
 
 def _resume(args: argparse.Namespace) -> int:
     folder = _folder(args)
-    folder.read()
-    _require_sticks(_plan_of(folder, args.plan), args.unsigned)
-    _count_unsigned(folder, args)
+    _ask_for_unsigned(folder, folder.read(), _plan_of(folder, args.plan), args)
     paused = folder.asked(PAUSE) is not None
     folder.forget(PAUSE)
     with folder.alone() as free:
@@ -174,21 +171,49 @@ def _resume(args: argparse.Namespace) -> int:
     return _carry_out(folder, args)
 
 
-def _require_sticks(plan: Plan, names: Iterable[str]) -> None:
-    """Raise ConfigError unless each is a station of the plan that is reached by a stick."""
-    sticks = [item.name for item in plan.stations if item.stick is not None]
-    for name in names:
+def _ask_for_unsigned(
+    folder: Folder, found: RolloutRecord, plan: Plan, args: argparse.Namespace
+) -> None:
+    """Ask that the report on each stick of `--unsigned` counts, by its digest: no other does.
+    Raises ConfigError where it would not count either."""
+    sticks = {item.name: item for item in plan.stations if item.stick is not None}
+    asked = {}
+    for name in args.unsigned:
         if name not in sticks:
             raise ConfigError(
                 "no station by a stick", which="--unsigned",
                 expected=", ".join(sticks) or "none: the plan has no stick", got=name,
             )  # fmt: skip
+        report = _report_of(sticks[name], found.station(name))
+        doubt = doubt_of(found.station(name), report, vouched=True)
+        if doubt:
+            raise ConfigError(
+                "this report counts neither signed nor unsigned", which=f"--unsigned {name}",
+                expected="the report of this rollout's bundle, as the station wrote it",
+                got=f"{report.message['state']}, sha256 {report.digest[:16]}...: {doubt}",
+                action="--unsigned is for a report that nobody signed, it does not help for an "
+                "altered one: let the station write it again (rollout apply there)",
+            )  # fmt: skip
+        if report.doubt:
+            asked[name] = report.digest
+        else:
+            print(f"{name}: its report is signed and counts without --unsigned")
+    for name in sticks:  # what was asked before was for what lay there then
+        folder.forget(UNSIGNED + name)
+    for name, digest in asked.items():
+        folder.ask(UNSIGNED + name, {"by": args.issuer, "report": digest})
 
 
-def _count_unsigned(folder: Folder, args: argparse.Namespace) -> None:
-    for name in args.unsigned:
-        folder.ask(UNSIGNED + name, {"by": args.issuer})
-        folder.log(f"its report counts without a signature, asked for by {args.issuer}", name)
+def _report_of(item: PlanStation, found: StationRecord) -> stick.Report:
+    assert item.stick is not None
+    report = stick.read_reports(item.stick, item.key).get(found.job)
+    if report is None:
+        raise ConfigError(
+            "no report that can be read lies on its stick", which=f"--unsigned {item.name}",
+            expected=str(stick.place_of(item.stick, found.job) / stick.REPORT),
+            action="plug the stick in; at the station `rollout apply` writes the report",
+        )  # fmt: skip
+    return report
 
 
 def _first(plan: Plan) -> RolloutRecord:
@@ -373,7 +398,27 @@ def _status(args: argparse.Namespace) -> int:
     if nobody:
         waits_for = "resume (no process carries it out)"
     print(table(found, {}, waits_for))
+    if found.phase not in OVER:
+        _tell_doubts(folder, found, args.plan)
     return _tell_end(found, waits_for, args, sys.stdout)
+
+
+def _tell_doubts(folder: Folder, found: RolloutRecord, path: Path) -> None:
+    """Why the reports that lie on sticks now do not count."""
+    try:
+        plan = _plan_of(folder, path)
+    except ConfigError as error:  # where stations are stands above
+        log.warning("what lies on sticks is not known: %s", error)
+        return
+    for station in plan.stations:
+        item = found.station(station.name)
+        if station.stick is None or item.step not in ("ORDERED", "UNDER_WAY"):
+            continue
+        report = stick.read_reports(station.stick, station.key).get(item.job)
+        if report is None:
+            continue
+        if doubt := doubt_of(item, report, report.digest == item.unsigned_report):
+            print(f"{item.name}: its report does not count: {doubt}")
 
 
 def _pause(args: argparse.Namespace) -> int:

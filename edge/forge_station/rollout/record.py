@@ -4,7 +4,8 @@
     plan.yaml         the plan as it was when the rollout began; a later change does nothing
     log.jsonl         what happened, a line each
     lock              held by the process that carries it out
-    pause, abort, approved-GROUP, unsigned-STATION      what people asked for, from any shell
+    pause, abort, approved-GROUP, unsigned-STATION      what people asked for, from any shell;
+                      the last names one report, and is gone once that has counted
 
 Whoever holds the lock carries on from here, so a process that was killed is only late.
 """
@@ -74,6 +75,8 @@ class StationRecord:
     """It has, or had, a deployment of the id `job`."""
     unsigned: bool = False
     """`state` is from a report that nobody signed; a person asked for it to count."""
+    unsigned_report: str = ""
+    """SHA-256 of the file of that report: no other counts."""
     shadow: tuple[int, ...] = ()
     """Parts, and how many were judged differently."""
     trial: tuple[int, ...] = ()

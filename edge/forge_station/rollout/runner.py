@@ -23,9 +23,11 @@ from forge_station.rollout.record import (
     StationRecord,
     Step,
 )
+from forge_station.rollout.stick import Report
 from forge_station.rollout.ways import AGAIN_S, ANSWER_S, Answer, Seen, Way
 
 PAUSE, ABORT, APPROVED, UNSIGNED = "pause", "abort", "approved-", "unsigned-"
+ANOTHER_BUNDLE = "it is about another bundle"
 TAKEN_WITHIN_S = ANSWER_S + 20.0
 """An order is taken within this time after it was sent, or never: it expires."""
 
@@ -50,6 +52,7 @@ class Runner:
         self.record = folder.read()
         self._require_its_plan()
         self.seen: dict[str, Seen] = {}
+        self._doubts: dict[str, str] = {}  # told of a station; anew in each process
         self.waits_for = ""
         """The person, stick or time that it waits for; empty: stations alone."""
 
@@ -140,9 +143,11 @@ class Runner:
         if going_back:
             message = seen.jobs[item.back_job]
         if message is None:
-            text = f"its report does not count: {doubt}" if doubt else item.detail
-            if item.step not in ("ORDERED", "UNDER_WAY") or text == item.detail:
+            told = self._doubts.get(item.name, "")
+            self._doubts[item.name] = doubt
+            if item.step not in ("ORDERED", "UNDER_WAY") or doubt in ("", told):
                 return item
+            text = f"its report does not count: {doubt}"
             return self._set(item, text, detail=text)
         changes: dict[str, Any] = {
             "state": str(message["state"]),
@@ -152,9 +157,17 @@ class Runner:
         }
         if item.failed:  # why it failed stays
             changes = {"state": changes["state"], "progress": changes["progress"]}
+        vouched = ""
         if not going_back:
-            unsigned = item.job in seen.doubted
-            changes.update(version=message["version"], taken=True, unsigned=unsigned)
+            report = seen.doubted.get(item.job)
+            digest = "" if report is None else report.digest
+            if digest not in ("", item.unsigned_report):
+                asked = self._folder.asked(UNSIGNED + item.name) or {}
+                vouched = f"  (report {digest[:16]}... counts unsigned: {asked.get('by')} asked)"
+            changes.update(
+                version=message["version"], taken=True,
+                unsigned=report is not None, unsigned_report=digest,
+            )  # fmt: skip
             for name, keys in (
                 ("shadow", ("parts", "different")),
                 ("trial", ("parts", "fail", "unsure", "slow")),
@@ -165,21 +178,22 @@ class Runner:
             changes["step"] = "UNDER_WAY"
         news = changes["state"] != item.state
         end = ": ".join(changes[key] for key in ("code", "detail") if changes.get(key))
-        text = f"{changes['state']}  {end}".rstrip() if news else ""
-        return self._set(item, text, **changes)
+        text = f"{changes['state']}  {end}".rstrip() + vouched if news or vouched else ""
+        changed = self._set(item, text, **changes)
+        if vouched:  # it was for this one
+            self._folder.forget(UNSIGNED + item.name)
+        return changed
 
     def _word(self, item: StationRecord, seen: Seen) -> tuple[Mapping[str, Any] | None, str]:
         """What the station says of its deployment, and why a report on its stick does not count."""
         message, report = seen.jobs.get(item.job), seen.doubted.get(item.job)
         if message is None and report is not None:
-            message = report.message
-            if report.forged:
-                return None, report.doubt
-            if self._folder.asked(UNSIGNED + item.name) is None:
-                return None, f"{report.doubt} (rollout resume --unsigned {item.name})"
-        ordered = item.release.sha256
-        if message is not None and message.get("sha256", ordered) != ordered:
-            return None, "it is about another bundle"
+            asked = self._folder.asked(UNSIGNED + item.name) or {}
+            vouched = report.digest in (item.unsigned_report, asked.get("report"))
+            doubt = doubt_of(item, report, vouched)
+            return (None, doubt) if doubt else (report.message, "")
+        if message is not None and _of_another(message, item):
+            return None, ANOTHER_BUNDLE
         return message, ""
 
     def _end_well(self, item: StationRecord) -> None:
@@ -412,6 +426,22 @@ class Runner:
     def _end(self, phase: Phase, why: str) -> None:
         self._write(phase=phase, why=why, ended=self._clock())
         self._tell(f"{phase}  {why}".rstrip())
+
+
+def doubt_of(item: StationRecord, report: Report, vouched: bool) -> str:
+    """Why a report on a station's stick does not count; empty: it does. `vouched`: a person asked
+    that this one counts though nobody signed it."""
+    if report.forged:
+        return report.doubt
+    if _of_another(report.message, item):
+        return ANOTHER_BUNDLE
+    if report.doubt and not vouched:
+        return f"{report.doubt} (rollout resume --unsigned {item.name})"
+    return ""
+
+
+def _of_another(message: Mapping[str, Any], item: StationRecord) -> bool:
+    return bool(message.get("sha256", item.release.sha256) != item.release.sha256)
 
 
 def wait_of(found: RolloutRecord, group: Group, now: float) -> str:

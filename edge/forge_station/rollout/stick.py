@@ -14,6 +14,7 @@ as the hands that carried it.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import logging
 import os
@@ -92,6 +93,8 @@ class Report:
     """Why it may not be the station's word; empty: the station's key signed it."""
     forged: bool = False
     """It is not: the signature is wrong, or of another key than the station's."""
+    digest: str = ""
+    """SHA-256 of the file."""
 
 
 def read_reports(folder: Path, key: PublicKey | None) -> dict[str, Report]:
@@ -100,13 +103,15 @@ def read_reports(folder: Path, key: PublicKey | None) -> dict[str, Report]:
     found = {}
     for path in folder.glob(f"{_PREFIX}*/{REPORT}"):
         try:
-            content = {**json.loads(path.read_text(encoding="utf-8"))}
+            body = path.read_bytes()
+            content = {**json.loads(body)}
             doubt, forged = _doubt(content, key)
             message = {name: value for name, value in content.items() if name != "sig"}
             schema.require({"time": utc_now(), **message, **_ENVELOPE}, stamped=False)
             if path.parent != place_of(folder, message["jobId"]):
                 raise ValueError(f"it is of {message['jobId']}, and belongs to that one")
-            found[message["jobId"]] = Report(message, doubt, forged)
+            digest = hashlib.sha256(body).hexdigest()
+            found[message["jobId"]] = Report(message, doubt, forged, digest)
         except (OSError, ValueError, TypeError, RecursionError, ContractError) as error:
             log.error("%s cannot be read: %s", path, error)
     return found
