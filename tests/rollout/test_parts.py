@@ -492,6 +492,27 @@ def test_a_report_beside_that_of_its_deployment_replaces_nothing(tmp_path: Path)
     assert stick.read_reports(tmp_path, PUBLIC)["t.s1"].message["state"] == "SUCCEEDED"
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_no_order_is_laid_beside_that_of_another_rollout_that_is_not_over(
+    tmp_path: Path, begun: bool
+) -> None:
+    """`begun`: the process was killed while it wrote its own."""
+    (bundle := tmp_path / "b.fsb").write_bytes(b"x")
+    way, other = StickWay(tmp_path, bundle, PUBLIC), StationRecord("s1", "all", "t.s1", RELEASE)
+    assert way.deploy(other, "", False).taken
+    own = replace(other, job="u.s1")
+    if begun:
+        stick.place_of(tmp_path, own.job).mkdir()
+    answer = way.deploy(own, "", False)
+    assert (answer.code, answer.later) == ("NOT_ALONE", True)
+    assert "got one of rollout t" in answer.detail
+    signed_report(tmp_path, OTHER, state="ROLLED_BACK")
+    assert way.deploy(own, "", False).later, "a forged end is none"
+    signed_report(tmp_path, KEY, state="ROLLED_BACK")
+    assert way.deploy(replace(own, name="s2", job="u.s2"), "", False).taken, "another station"
+    assert way.deploy(own, "", False).taken
+
+
 def test_a_key_that_the_plan_does_not_name_proves_nothing(tmp_path: Path) -> None:
     signed_report(tmp_path, KEY)
     found = stick.read_reports(tmp_path, None)["t.s1"]

@@ -440,6 +440,41 @@ def test_abort_leaves_an_order_whose_report_does_not_count_to_a_person(
     assert "by hand there" in item.detail
 
 
+def test_two_rollouts_on_one_stick_are_refused_at_both_ends_until_one_is_over(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    station = plant.add("s1", running=False)
+    home = plant.folder / "stick"
+    home.mkdir()
+    stations = [{"name": "s1", "stick": str(home)}]
+    plant.plan(fresh_bundle(plant.folder, 2), groups=None, stations=stations, mqtt=None)
+    assert rollout(plant, "start", "--no-wait") == 2
+    second = ("--state", str(plant.folder / "second"))
+    assert rollout(plant, "start", "--no-wait", *second) == 64
+    assert f"got one of rollout {record(plant).id}" in capsys.readouterr().err
+    assert not (plant.folder / "second").exists() and len(list(home.iterdir())) == 1
+    shutil.move(home, plant.folder / "away")
+    assert rollout(plant, "start", "--no-wait", *second) == 2, "no stick is plugged in"
+    shutil.move(plant.folder / "away", home)
+    assert rollout(plant, "resume", "--no-wait", *second) == 64
+    [place] = home.iterdir()
+    order = json.loads((place / "order.json").read_text())
+    (other := home / "rollout-x.s1").mkdir()
+    (other / "order.json").write_text(json.dumps({**order, "job": "x.s1"}))
+    capsys.readouterr()
+    monkeypatch.setattr(command, "load_station", lambda path: station.config)
+    apply = ["rollout", "apply", str(home), "--station", "x.yaml", "--no-wait"]
+    assert cli.main(apply) == 64
+    assert "another rollout is not over on this stick" in capsys.readouterr().err
+    assert not list(home.glob("*/report.json")), "none was taken"
+    shutil.rmtree(other)
+    (place / "report.json").write_text(
+        json.dumps({"jobId": order["job"], "state": "ROLLED_BACK", "version": 9})
+    )
+    assert rollout(plant, "resume", "--no-wait", *second) == 2, "the other one is over"
+    assert len(list(home.iterdir())) == 2
+
+
 def test_a_stick_for_another_station_is_one_clear_error(
     plant: Plant, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -154,13 +154,18 @@ def _start(args: argparse.Namespace) -> int:
     folder.require_new()
     plan = read_plan(args.plan)
     private_key.read(args.key)
-    folder.create(args.plan.read_bytes(), _first(plan))
+    first = _first(plan)
+    _require_alone(plan, first)
+    folder.create(args.plan.read_bytes(), first)
     return _carry_out(folder, args)
 
 
 def _resume(args: argparse.Namespace) -> int:
     folder = _folder(args)
-    _ask_for_unsigned(folder, folder.read(), _plan_of(folder, args.plan), args)
+    plan, found = _plan_of(folder, args.plan), folder.read()
+    if found.phase == "RUNNING":
+        _require_alone(plan, found)
+    _ask_for_unsigned(folder, found, plan, args)
     paused = folder.asked(PAUSE) is not None
     folder.forget(PAUSE)
     with folder.alone() as free:
@@ -169,6 +174,14 @@ def _resume(args: argparse.Namespace) -> int:
         print(f"{'paused no more; ' if paused else ''}the process that carries it out goes on")
         return DONE
     return _carry_out(folder, args)
+
+
+def _require_alone(plan: Plan, found: RolloutRecord) -> None:
+    """Raise InputError where a stick has an order of another rollout that is not over."""
+    for station in plan.stations:
+        item = found.station(station.name)
+        if station.stick is not None and item.step in ("WAITING", "ORDERED", "UNDER_WAY"):
+            stick.require_alone(station.stick, item.name, item.job, station.key)
 
 
 def _ask_for_unsigned(
@@ -489,7 +502,11 @@ def _apply(args: argparse.Namespace) -> int:
     own = station.release.report_key
     key = None if own is None else private_key.read(own)
     code, facts = DONE, []
-    for place, order in stick.read_orders(args.stick, station.mqtt.station):
+    orders = stick.read_orders(args.stick, station.mqtt.station)
+    public = None if key is None else private_key.public_half(key)
+    if left := stick.open_orders(args.stick, station.mqtt.station, public):
+        stick.require_alone(args.stick, station.mqtt.station, left[0].job, public)
+    for place, order in orders:
         print(f"{order.name} {order.version}, release {order.release_counter}: {order.job}")
 
         def take(place: Path = place, order: stick.Order = order) -> Any:

@@ -27,7 +27,7 @@ from typing import Any
 from forge_station import private_key
 from forge_station.bundles import local
 from forge_station.bundles.archive import Progress
-from forge_station.bundles.jobs import JobRecord
+from forge_station.bundles.jobs import FINAL, JobRecord
 from forge_station.bundles.trust import Trust
 from forge_station.contract import record
 from forge_station.contract.error import ContractError
@@ -138,24 +138,61 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
     return json.dumps(unsigned, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def read_orders(folder: Path, station: str) -> list[tuple[Path, Order]]:
-    """Orders on the stick for this station, oldest id first. Raises InputError."""
-    found, others = [], []
+def rollout_of(order: Order) -> str:
+    """Id of the rollout that an order is of."""
+    return order.job.removesuffix(f".{order.station}")
+
+
+def open_orders(folder: Path, station: str, key: PublicKey | None) -> list[Order]:
+    """Orders on the stick for this station whose end no report there tells. Raises InputError."""
+    reports = read_reports(folder, key)
+    found = []
+    for _, order in _all_orders(folder):
+        report = reports.get(order.job)
+        over = report is not None and not report.forged and report.message["state"] in FINAL
+        if order.station == station and not over:
+            found.append(order)
+    return found
+
+
+def _all_orders(folder: Path) -> list[tuple[Path, Order]]:
+    found = []
     for path in sorted(folder.glob(f"{_PREFIX}*/{ORDER}")):
         try:
             order = record.read(Order, json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, RecursionError, ContractError) as error:
             raise InputError("the order cannot be read", which=path, got=error) from error
-        if order.station == station:
-            found.append((path.parent, order))
-        else:
-            others.append(order.station)
+        found.append((path.parent, order))
+    return found
+
+
+def require_alone(folder: Path, station: str, job: str, key: PublicKey | None) -> None:
+    """Raise InputError where the deployment `job` is not over, and another rollout has an order on
+    the stick for the same station that is not over either: the station would take both."""
+    left = open_orders(folder, station, key)
+    others = [rollout_of(order) for order in left if order.job != job]
+    over = (place_of(folder, job) / ORDER).is_file() and job not in {order.job for order in left}
+    if others and not over:
+        raise InputError(
+            "another rollout is not over on this stick", which=folder,
+            expected=f"no other order for {station} without a final report",
+            got=f"one of rollout {', '.join(others)}",
+            action="end that one (`rollout apply` at the station, then `resume`), abort it, or take "
+            f"{_PREFIX}{others[0]}.{station} off the stick",
+        )  # fmt: skip
+
+
+def read_orders(folder: Path, station: str) -> list[tuple[Path, Order]]:
+    """Orders on the stick for this station, oldest id first. Raises InputError."""
+    orders = _all_orders(folder)
+    found = [(place, order) for place, order in orders if order.station == station]
+    others = {order.station for _, order in orders}
     if not found:
         raise InputError(
             "no order for this station on the stick",
             which=folder,
             expected=f"{_PREFIX}*/{ORDER} for {station}",
-            got=f"orders for {', '.join(sorted(set(others)))}" if others else "none",
+            got=f"orders for {', '.join(sorted(others))}" if others else "none",
             action="name the folder that the plan names (stick:)",
         )
     return found

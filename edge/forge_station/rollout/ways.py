@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forge_station.contract.error import ContractError
-from forge_station.errors import ConfigError, LinkError
+from forge_station.errors import ConfigError, InputError, LinkError
 from forge_station.mes import schema
 from forge_station.mes.command_client import Commander
 from forge_station.mes.listen import Listener
@@ -184,7 +184,10 @@ class StickWay:
             detail = f"{self._folder} is not there: plug the stick in, or make the folder"
             return Answer(False, "NO_STICK", detail, later=True)
         try:
+            stick.require_alone(self._folder, item.name, item.job, self._key)
             stick.write_order(self._folder, item, self._bundle)
+        except InputError as error:
+            return Answer(False, "NOT_ALONE", " ".join(str(error).split()), later=True)
         except OSError as error:
             return Answer(False, "NO_STICK", f"{error.filename}: {error.strerror}", later=True)
         return Answer(
