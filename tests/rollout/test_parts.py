@@ -84,7 +84,11 @@ def test_shares_count_the_groups_before(tmp_path: Path) -> None:
         ({"url": None}, "url or serve"),
         ({"serve": "10.0.0.1:80"}, "http://ADDRESS:PORT"),
         ({"bundle": None}, "bundle, here or for all"),
-        ({"bundle": "none.fsb"}, "forge-station bundle pack"),
+        ({"bundle": "none.fsb"}, r"\n  bundle: \S*none.fsb: no file"),
+        (
+            {"stations": [{"name": "s1", "bundle": "own.fsb"}]},
+            r"stations\[0\].bundle: \S*own.fsb: no file",
+        ),
         ({"gates": {"max_failed": 2}}, "0.0 to 1.0"),
         ({"gates": {"max_faild": 0}}, "max_failed"),
         ({"mqtt": {"host": "broker.plant"}}, "tls: true"),

@@ -221,12 +221,14 @@ def _faults(plan: Plan) -> list[Fault]:
             faults.append(Fault(f"{where}.key", "a key of reports", allowed))
         if item.stick is None and not (item.url or plan.url or plan.serve):
             faults.append(Fault(f"{where}.url", "none", "url or serve, here or for all stations"))
-        bundle = item.bundle or plan.bundle
-        if bundle is None:
+        if item.bundle is None and plan.bundle is None:
             faults.append(Fault(f"{where}.bundle", "none", "bundle, here or for all stations"))
-        elif not bundle.is_file():
+    named = {"bundle": plan.bundle}  # as the person wrote it
+    named |= {f"stations[{n}].bundle": item.bundle for n, item in enumerate(plan.stations)}
+    for where, bundle in named.items():
+        if bundle is not None and not bundle.is_file():
             allowed = "a bundle file (forge-station bundle pack)"
-            faults.append(Fault(f"{where}.bundle", f"{bundle}: no file", allowed))
+            faults.append(Fault(where, f"{bundle}: no file", allowed))
     bundles = {item.bundle or plan.bundle for item in plan.stations}
     names = [path.name for path in bundles if path is not None]
     if len(set(names)) < len(names):

@@ -177,8 +177,8 @@ def require_alone(folder: Path, station: str, job: str, key: PublicKey | None) -
             "another rollout is not over on this stick", which=folder,
             expected=f"no other order for {station} without a final report",
             got=f"one of rollout {', '.join(others)}",
-            action="end that one (`rollout apply` at the station, then `resume`), abort it, or take "
-            f"{_PREFIX}{others[0]}.{station} off the stick",
+            action="end it (`rollout apply` at the station, then `resume`), abort it, or take the "
+            f"folder {_PREFIX}{others[0]}.{station} off the stick",
         )  # fmt: skip
 
 
