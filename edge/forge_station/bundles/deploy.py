@@ -507,7 +507,8 @@ def trial_fault(job: JobRecord, limits: ReleaseConfig) -> str | None:
         (f"over {limits.trial_slower:g} times as slow as usual", tally.slow, 0.5),
     ):
         if count / tally.parts >= limit:
-            return f"{count} of {tally.parts} parts {what}, the limit is {100 * limit:g} %"
+            share = f"{100 * limit:g} %"
+            return f"{count} of {tally.parts} parts {what}; from {share} on the bundle goes back"
     return None
 
 
