@@ -10,7 +10,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,7 +23,7 @@ from forge_station.contract import record as plain
 from forge_station.errors import BundleError, ConfigError
 from forge_station.mes import party
 from forge_station.private_key import PrivateKey
-from forge_station.rollout import stick
+from forge_station.rollout import help_texts, stick
 from forge_station.rollout.plan import Group, Plan, PlanStation, read_plan
 from forge_station.rollout.record import OVER, Folder, Release, RolloutRecord, StationRecord
 from forge_station.rollout.runner import ABORT, APPROVED, PAUSE, UNSIGNED, Runner, doubt_of, wait_of
@@ -39,61 +39,27 @@ TICK_S = 0.5
 CHECK_S = 3.0
 _ANYBODY = Trust(unsigned=True)
 
-DESCRIPTION = """\
-Bring a bundle to many stations, group by group: each station tries it out (self-test, shadow,
-trial) and keeps it or goes back by itself; this command gives the orders, watches, and stops or
-takes the bundle back when more stations fail than the plan allows. No server: what was done is in
-a folder beside the plan (PLAN without its ending, .rollout), what stations say is at their broker.
-
-on the engineer's machine
-  check PLAN               read the plan, look at every station, order nothing
-  start PLAN --key KEY     begin, and stay until the end; Ctrl-C is no harm
-  resume PLAN --key KEY    go on: after a pause, after Ctrl-C, after a power cut
-  status PLAN              where every station is
-  pause PLAN               no further orders; stations that are at it go on
-  approve PLAN GROUP       let the group after GROUP begin (gates: approval)
-  abort PLAN               end it: who is under way goes back; --back: who is done as well
-
-at a station without a network
-  apply FOLDER             take what the stick brings, and put the result on it
-"""
-PLAN_EXAMPLE = """\
-a plan
-  name: washers-7
-  bundle: washers-7.fsb                # forge-station bundle sign, then pack
-  serve: http://10.20.0.7:8900         # this machine, as stations see it
-                                       # or url: https://files.plant/{file}
-  mqtt: {host: broker.plant, port: 8883, tls: true, enterprise: acme, site: berlin, line: washers}
-  stations:
-    - {name: l3}                       # topics of mqtt, with its name as the last level
-    - {name: l4}
-    - {name: l5, file: l5.yaml}        # or as its station file says
-    - {name: l6, stick: /media/stick, key: l6.pub.pem}    # no network; l6 signs its report
-  groups:
-    - {name: canary, stations: [l3], gates: {wait_s: 3600, approval: true}}
-    - {name: quarter, share: 0.25}     # with the groups before it
-    - {name: all, share: 1}
-  gates: {max_failed: 0, shadow_disagree: 0.02, trial_unsure: 0.1, timeout_s: 28800}
-
-exit codes: 0 done everywhere; 1 ended otherwise (or refused); 2 not at its end yet; 64 wrong usage
-Every key, and what happens when: docs/ROLLOUT.md. The last line with --json is one JSON object.
-"""
-
 
 def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
     """Of `forge-station rollout`; `station`: the station file where none is named."""
-    command.description, command.epilog = DESCRIPTION, PLAN_EXAMPLE
+    command.description, command.epilog = help_texts.DESCRIPTION, help_texts.PLAN_EXAMPLE
     actions = command.add_subparsers(required=True, metavar="ACTION")
-    for name, text, function in (
-        ("check", "look at plan and stations, order nothing", _check),
-        ("start", "begin a rollout and carry it out", _start),
-        ("resume", "go on with a rollout", _resume),
-        ("status", "where every station is", _status),
-        ("pause", "no further orders", _pause),
-        ("approve", "let the next group begin", _approve),
-        ("abort", "end it; who is under way goes back", _abort),
-    ):
-        action = actions.add_parser(name, help=text)
+
+    def added(name: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        text, description = help_texts.ACTIONS[name]
+        description, _, codes = description.rpartition("\n\n")
+        action = actions.add_parser(
+            name, help=text, description=description, epilog=codes,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        action.set_defaults(run=run)
+        return action
+
+    for name, function in (
+        ("check", _check), ("start", _start), ("resume", _resume), ("status", _status),
+        ("pause", _pause), ("approve", _approve), ("abort", _abort),
+    ):  # fmt: skip
+        action = added(name, function)
         action.add_argument("plan", type=Path, metavar="PLAN", help="file of the rollout")
         action.add_argument(
             "--state",
@@ -129,9 +95,8 @@ def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
             action.add_argument(
                 "--back", action="store_true", help="stations that are done go back as well"
             )
-        action.set_defaults(run=function)
 
-    action = actions.add_parser("apply", help="at a station: take what a stick brings")
+    action = added("apply", _apply)
     action.add_argument(
         "stick", type=Path, metavar="FOLDER", help="`stick` of the plan, as seen here"
     )
@@ -142,7 +107,6 @@ def add_arguments(command: argparse.ArgumentParser, station: Path) -> None:
         "--no-wait", action="store_true", help="report how far it is now; run it again for the end"
     )
     action.add_argument("--json", action="store_true", help="last line: one JSON object")
-    action.set_defaults(run=_apply)
 
 
 def _folder(args: argparse.Namespace) -> Folder:
