@@ -339,7 +339,7 @@ def _fitness(item: StationRecord, seen: Seen) -> str:
     if not seen.born:
         return "NOT READY: online, and no birth message of it is at the broker"
     if not seen.commands:
-        return "NOT READY: it takes no commands (commands.keys of its station file is empty)"
+        return "NOT READY: it takes no commands (commands.keys is empty there, or it is starting)"
     if not seen.deploys:
         return "NOT READY: it has no bundle store (bundle of its station file is a plain folder)"
     if seen.running == item.release.sha256:
