@@ -313,6 +313,7 @@ def test_polygons_become_fans_and_metres_become_mm(tmp_path: Path) -> None:
         ("a.obj", OBJ.replace("f 1/1/1 3//2 2", "f 0 1 2").encode(), "line 5"),
         ("a.obj", OBJ.replace("f 1/1/1 3//2 2", "f -9 1 2").encode(), "before the first"),
         ("a.obj", OBJ.replace("f 1/1/1 3//2 2", "f 1 2 99").encode(), "does not exist"),
+        ("a.obj", OBJ.replace("f 1/1/1 3//2 2", f"f 1 2 {10**21}").encode(), "line 5"),
         ("a.obj", OBJ.replace("v 10.0", "v nan").encode(), "not finite"),
         ("a.obj", b"v 1 2 3\n", "no faces"),
         ("a.obj", b"garbage", "no faces"),

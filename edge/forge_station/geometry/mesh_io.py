@@ -85,6 +85,10 @@ def unit_factor(
     return 1.0, f"unit not stated: taken as mm (extent {diagonal:.3g})"
 
 
+_MOST_VERTICES = int(np.iinfo(np.int32).max)
+"""Faces are kept as int32."""
+
+
 def read_bytes(path: Path) -> bytes:
     """The file's content; InputError when it is missing, unreadable or empty."""
     try:
@@ -110,7 +114,7 @@ def _obj(path: Path, data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64
                 vertices.append([float(words[1]), float(words[2]), float(words[3])])
                 continue
             corners = [int(word.split("/", 1)[0]) for word in words[1:]]
-            if len(corners) < 3 or 0 in corners:
+            if len(corners) < 3 or 0 in corners or max(map(abs, corners)) > _MOST_VERTICES:
                 raise ValueError
         except (ValueError, IndexError):
             raise InputError(
