@@ -4,8 +4,8 @@ glibc gives each thread a heap of its own and maps and returns large blocks by a
 moves. With a model's threads and a scan's arrays of tens of MB every heap fragments by itself, and
 the resident memory climbs in steps for thousands of parts. One heap that is not given back reaches
 its size within the first parts: over 96 parts of 12 scans it grew by 0.3 and 0.8 MB against 17.8
-and 17.6, the peak was 5 % lower, and no stage was slower (`forge-station bench`, in turn). On trays that all differ it still climbs in steps
-(docs/DEPLOY.md, "An hour of soak").
+and 17.6, the peak was 5 % lower, and no stage was slower (`forge-station bench`, in turn). On trays
+that all differ it still climbs in steps (docs/DEPLOY.md, "An hour of soak").
 """
 
 from __future__ import annotations
