@@ -61,6 +61,7 @@ def test_without_labels_there_are_no_folds(tmp_path):
     (tmp_path / recipe.FILE).write_text("calibrate: {folds: 3}")
     loop = Loop.of(tmp_path, tmp_path / "out")
     assert not [step.name for step in loop.steps() if step.name.startswith("fold")]
+    (tmp_path / "labels.jsonl").touch()
     given = {"labels": (tmp_path / "labels.jsonl",), "evidence": tmp_path}
     steps = [step.name for step in Loop.of(tmp_path, tmp_path / "out", **given).steps()]
     assert steps.index("fold-3") + 1 == steps.index("calibrate")
